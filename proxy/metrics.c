@@ -96,6 +96,12 @@ void metrics_add(enum metrics_counter c, uint64_t n)
         add(&mine->counters[c], n);
 }
 
+void metrics_total(enum metrics_counter c, uint64_t total)
+{
+    if (mine != NULL)
+        atomic_store_explicit(&mine->counters[c], total, memory_order_relaxed);
+}
+
 void metrics_set(enum metrics_gauge g, int64_t value)
 {
     if (mine != NULL)

@@ -38,7 +38,6 @@
     X(CALLS, "leasegate_calls_in_flight", "Calls that have begun and not ended.")                                      \
     X(LEASES_HELD, "leasegate_leases_held", "Leases held by this instance.")                                           \
     X(RELEASES_OWED, "leasegate_releases_owed", "Releases that could not be delivered to Redis yet.")                  \
-    X(REDIS_IN_FLIGHT, "leasegate_redis_commands_in_flight", "Commands without an answer yet.")                        \
     X(REDIS_UP, "leasegate_redis_up_threads", "Threads whose connection to Redis is usable.")                          \
     X(BODY_MEMORY, "leasegate_body_memory_bytes", "Request bodies held while their calls wait.")                       \
     X(POOL_IDLE, "leasegate_upstream_idle_connections", "Idle pooled connections to upstreams.")                       \
@@ -82,6 +81,8 @@ void metrics_thread_end(void);
 void metrics_free(void);
 
 void metrics_add(enum metrics_counter c, uint64_t n);
+/* For a count that its owner keeps itself: this thread's total so far. */
+void metrics_total(enum metrics_counter c, uint64_t total);
 void metrics_set(enum metrics_gauge g, int64_t value);
 void metrics_observe_us(enum metrics_histogram h, uint64_t us);
 

@@ -143,6 +143,15 @@ size_t str_put_u64(char *out, uint64_t v)
     char digits[20];
     size_t n = 0;
 
+    if (v < 10) { /* most lengths and counts that are written */
+        out[0] = (char)('0' + v);
+        return 1;
+    }
+    if (v < 100) {
+        out[0] = (char)('0' + v / 10);
+        out[1] = (char)('0' + v % 10);
+        return 2;
+    }
     do {
         digits[n++] = (char)('0' + v % 10);
         v /= 10;

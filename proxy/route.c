@@ -1,0 +1,470 @@
+/*
+ * route.c - routing, tenant, model from the head, scopes.
+ *
+ * Where the model stands, by API:
+ *   Gemini      /v1beta/models/NAME:verb, /v1/models/NAME:verb      between "models/" and the last ':'
+ *   Vertex      …/publishers/P/models/NAME:verb                     likewise
+ *   Azure       /openai/deployments/NAME/…                          the path wins over the body
+ *   Bedrock     /model/NAME/invoke…                                 percent-decoded once
+ *   WebSocket   ?model=NAME                                         there is no body
+ *   the rest    in the body
+ */
+#include "route.h"
+
+#include "hash.h"
+
+/* --- small cuts ---------------------------------------------------------------------------------------- */
+
+static struct slice path_of(struct slice target)
+{
+    return (struct slice){target.p, slice_find(target, '?')};
+}
+
+static struct slice query_of(struct slice target)
+{
+    size_t q = slice_find(target, '?');
+
+    return q == target.n ? (struct slice){NULL, 0} : (struct slice){target.p + q + 1, target.n - q - 1};
+}
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c = ascii_lower(c);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* Decodes %XX once ('+' stays: that is form encoding). A broken escape is an error: two readers would differ. */
+static enum bodyscan_error decode_name(struct slice s, struct model_name *out)
+{
+    enum bodyscan_error e;
+
+    model_name_init(out);
+    for (size_t i = 0; i < s.n; i++) {
+        uint8_t c = (uint8_t)s.p[i];
+
+        if (c == '%') {
+            int high = i + 2 < s.n ? hex_digit(s.p[i + 1]) : -1;
+            int low = i + 2 < s.n ? hex_digit(s.p[i + 2]) : -1;
+
+            if (high < 0 || low < 0)
+                return BODYSCAN_E_MODEL_INVALID;
+            c = (uint8_t)(high << 4 | low);
+            i += 2;
+        }
+        e = model_name_put(out, c);
+        if (e != BODYSCAN_E_OK)
+            return e;
+    }
+    return model_name_finish(out);
+}
+
+/* --- the model ------------------------------------------------------------------------------------------- */
+
+static void model_is(struct route *r, struct slice raw)
+{
+    r->model_error = decode_name(raw, &r->model);
+    r->model_from = r->model_error == BODYSCAN_E_OK ? ROUTE_MODEL_KNOWN : ROUTE_MODEL_BAD;
+}
+
+/* What the words of a path tell. One walk over it serves every question. */
+struct path_facts {
+    struct slice model;  /* named in the path; raw */
+    bool names_model;
+    bool required;       /* the body of a POST always names a model */
+    bool impossible;     /* files, and things handled by id: bodies without a model, perhaps huge */
+    bool anthropic, gemini, openai;
+};
+
+enum word {
+    WORD_OTHER,
+    WORD_FILES, /* and its like: nothing with a model below it */
+    WORD_REQUIRED,
+    WORD_MODELS,
+    WORD_MODEL,
+    WORD_DEPLOYMENTS,
+    WORD_MESSAGES,
+    WORD_RESPONSES,
+    WORD_COMPLETIONS,
+    WORD_V1BETA,
+    WORD_V1,
+};
+
+static enum word word_of(struct slice s)
+{
+    static const struct {
+        struct slice text;
+        enum word word;
+    } table[] = {
+        {{"v1", 2}, WORD_V1},
+        {{"completions", 11}, WORD_COMPLETIONS},
+        {{"messages", 8}, WORD_MESSAGES},
+        {{"responses", 9}, WORD_RESPONSES},
+        {{"embeddings", 10}, WORD_REQUIRED},
+        {{"speech", 6}, WORD_REQUIRED},
+        {{"transcriptions", 14}, WORD_REQUIRED},
+        {{"translations", 12}, WORD_REQUIRED},
+        {{"models", 6}, WORD_MODELS},
+        {{"model", 5}, WORD_MODEL},
+        {{"deployments", 11}, WORD_DEPLOYMENTS},
+        {{"v1beta", 6}, WORD_V1BETA},
+        {{"files", 5}, WORD_FILES},
+        {{"uploads", 7}, WORD_FILES},
+        {{"batches", 7}, WORD_FILES},
+        {{"vector_stores", 13}, WORD_FILES},
+        {{"containers", 10}, WORD_FILES},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(table); i++)
+        if (slice_eq(table[i].text, s))
+            return table[i].word;
+    return WORD_OTHER;
+}
+
+/* Gemini and Vertex: NAME may hold slashes (tuned models) and colons; the verb stands behind the last one. */
+static void model_before_verb(struct slice rest, struct path_facts *f)
+{
+    size_t colon = rest.n;
+
+    while (colon > 0 && rest.p[colon - 1] != ':')
+        colon--;
+    if (colon == 0)
+        return; /* /v1/models/NAME: a look-up, not a call of the model */
+    f->model = (struct slice){rest.p, colon - 1};
+    f->names_model = true;
+    f->gemini = true;
+}
+
+/* Azure and Bedrock: the next word, where something follows it. */
+static void model_in_next_word(struct slice rest, struct path_facts *f)
+{
+    size_t n = slice_find(rest, '/');
+
+    if (n == 0 || n == rest.n)
+        return;
+    f->model = (struct slice){rest.p, n};
+    f->names_model = true;
+}
+
+static void heed_word(enum word word, enum word before, bool first, struct slice rest, struct path_facts *f)
+{
+    bool last = rest.n == 0;
+
+    switch (word) {
+    case WORD_FILES:
+        f->impossible = true;
+        break;
+    case WORD_REQUIRED:
+        f->required = last;
+        break;
+    case WORD_COMPLETIONS:
+        f->required = f->openai = last;
+        break;
+    case WORD_RESPONSES:
+        f->required = f->openai = last;
+        f->impossible |= !last;
+        break;
+    case WORD_MESSAGES:
+        f->anthropic = before == WORD_V1;
+        f->required = last && f->anthropic;
+        break;
+    case WORD_MODELS:
+        if (!f->names_model)
+            model_before_verb(rest, f);
+        break;
+    case WORD_MODEL:
+        if (first)
+            model_in_next_word(rest, f);
+        break;
+    case WORD_DEPLOYMENTS:
+        if (!f->names_model)
+            model_in_next_word(rest, f);
+        break;
+    case WORD_V1BETA:
+        f->gemini = true;
+        break;
+    case WORD_V1:
+    case WORD_OTHER:
+        break;
+    }
+}
+
+static struct path_facts read_path(struct slice path)
+{
+    struct path_facts f = {0};
+    enum word before = WORD_OTHER;
+    bool first = true;
+
+    if (path.n > 0 && path.p[0] == '/')
+        path.p++, path.n--;
+    while (path.n > 0) {
+        size_t n = slice_find(path, '/');
+        enum word word = word_of((struct slice){path.p, n});
+        size_t skip = n == path.n ? n : n + 1;
+
+        path.p += skip;
+        path.n -= skip;
+        if (word != WORD_OTHER)
+            heed_word(word, before, first, path, &f);
+        before = word;
+        first = false;
+    }
+    return f;
+}
+
+/* Keys are decoded before they are compared; a second `model` is an error, since servers differ (cases H085). */
+static void model_in_query(struct route *r, struct slice query)
+{
+    bool found = false;
+
+    while (query.n > 0) {
+        size_t end = slice_find(query, '&');
+        struct slice pair = {query.p, end};
+        size_t equals = slice_find(pair, '=');
+        struct model_name key;
+
+        query.p += end == query.n ? end : end + 1;
+        query.n -= end == query.n ? end : end + 1;
+        if (decode_name((struct slice){pair.p, equals}, &key) != BODYSCAN_E_OK ||
+            !slice_eq(model_name_slice(&key), SLICE("model")))
+            continue;
+        if (found) {
+            r->model_from = ROUTE_MODEL_BAD;
+            r->model_error = BODYSCAN_E_MODEL_DUPLICATE;
+            return;
+        }
+        found = true;
+        model_is(r, equals == pair.n ? (struct slice){NULL, 0} : (struct slice){pair.p + equals + 1, pair.n - equals - 1});
+        if (r->model_from == ROUTE_MODEL_BAD)
+            return;
+    }
+}
+
+static void find_model(const struct config *c, const struct http_head *h, const struct path_facts *facts, struct route *r)
+{
+    const struct http_field *field = c->model_header[0] == '\0' ? NULL : http_find_name(h, slice_of(c->model_header));
+    bool required = h->method == HTTP_POST && facts->required;
+
+    r->model_from = ROUTE_MODEL_NONE;
+    if (facts->names_model) {
+        model_is(r, facts->model);
+    } else if (field != NULL) {
+        model_is(r, http_value(h, field));
+    } else if (h->body == HTTP_BODY_NONE || (h->body == HTTP_BODY_LENGTH && h->content_length == 0)) {
+        if (required)
+            r->model_from = ROUTE_MODEL_REQUIRED; /* an empty body: it will be found missing */
+        else if (h->websocket)
+            model_in_query(r, query_of(http_target(h)));
+    } else if (!facts->impossible) {
+        r->model_from = required ? ROUTE_MODEL_REQUIRED : ROUTE_MODEL_OPTIONAL;
+    }
+}
+
+/* --- the tenant ------------------------------------------------------------------------------------------- */
+
+/* Where each API's SDK puts its key. */
+static struct slice caller_key(const struct http_head *h)
+{
+    static const enum http_field_id ids[] = {HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_X_API_KEY, HTTP_FIELD_API_KEY,
+                                             HTTP_FIELD_X_GOOG_API_KEY};
+
+    for (size_t i = 0; i < ARRAY_LEN(ids); i++) {
+        const struct http_field *f = http_find(h, ids[i]);
+        struct slice v;
+
+        if (f == NULL)
+            continue;
+        v = http_value(h, f);
+        if (v.n > 7 && slice_ieq((struct slice){v.p, 7}, SLICE("Bearer ")))
+            v = slice_trim((struct slice){v.p + 7, v.n - 7});
+        return v;
+    }
+    return (struct slice){NULL, 0};
+}
+
+/* What the map makes of a value: false when it says nothing of it. */
+static bool map_tenant(const struct config_tenant *t, struct slice value, struct slice *out)
+{
+    for (size_t i = 0; i < t->n_map; i++) {
+        if (slice_eq(slice_of(t->map[i].from), value)) {
+            *out = slice_of(t->map[i].to);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void find_tenant(const struct config *c, const struct http_head *h, struct route *r)
+{
+    const struct config_tenant *t = &c->tenant;
+    struct slice raw = {NULL, 0};
+
+    if (t->from == CONFIG_TENANT_HEADER) {
+        const struct http_field *f = http_find_name(h, slice_of(t->header));
+
+        if (f != NULL)
+            raw = http_value(h, f);
+    } else if (t->from == CONFIG_TENANT_KEY) {
+        raw = caller_key(h);
+    }
+    r->tenant = raw;
+    if (raw.n == 0 || map_tenant(t, raw, &r->tenant) || t->from != CONFIG_TENANT_KEY)
+        return;
+    /* a key is a secret: only its hash goes on from here, and the file may name it by its hash */
+    memcpy(r->tenant_buf_, "key-", 4);
+    hash_stable_hex(raw, r->tenant_buf_ + 4);
+    r->tenant = (struct slice){r->tenant_buf_, 36};
+    (void)map_tenant(t, r->tenant, &r->tenant);
+}
+
+/* --- the route --------------------------------------------------------------------------------------------- */
+
+static enum config_api api_of(const struct path_facts *f, enum config_api fallback)
+{
+    return f->anthropic ? CONFIG_API_ANTHROPIC : f->gemini ? CONFIG_API_GEMINI : f->openai ? CONFIG_API_OPENAI : fallback;
+}
+
+static bool limit_asks_for_model(const struct config_limit *l)
+{
+    return l->n_models > 0 || l->per_model;
+}
+
+static bool one_of(char *const *names, size_t n, struct slice value, bool glob)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct slice name = slice_of(names[i]);
+
+        if (glob ? str_glob(name, value) : slice_eq(name, value))
+            return true;
+    }
+    return false;
+}
+
+/* What can be said of a limit without knowing the model. */
+static bool limit_may_count(const struct config_limit *l, const struct route *r)
+{
+    if (l->n_upstreams > 0 && !one_of(l->upstreams, l->n_upstreams, slice_of(r->upstream->name), false))
+        return false;
+    return l->n_tenants == 0 || one_of(l->tenants, l->n_tenants, r->tenant, true);
+}
+
+bool route_find(const struct config *c, const struct http_head *h, struct route *out)
+{
+    struct slice target = http_target(h);
+    struct path_facts facts = read_path(path_of(target));
+
+    memset(out, 0, offsetof(struct route, model));
+    model_name_init(&out->model);
+    out->tenant = (struct slice){NULL, 0};
+    out->api = api_of(&facts, CONFIG_API_OPENAI);
+    for (size_t i = 0; i < c->n_routes; i++) {
+        if (!slice_starts_with(target, slice_of(c->routes[i].prefix)))
+            continue;
+        out->upstream = c->routes[i].upstream;
+        break;
+    }
+    if (out->upstream == NULL)
+        return false;
+    out->api = api_of(&facts, out->upstream->api);
+    find_tenant(c, h, out);
+    find_model(c, h, &facts, out);
+    if (out->model_from != ROUTE_MODEL_REQUIRED && out->model_from != ROUTE_MODEL_OPTIONAL)
+        return true;
+    for (size_t i = 0; i < c->n_limits && !out->scan; i++)
+        out->scan = limit_asks_for_model(&c->limits[i]) && limit_may_count(&c->limits[i], out);
+    return true;
+}
+
+/* --- scopes ------------------------------------------------------------------------------------------------ */
+
+static uint32_t cap_of(const struct config_limit *l, struct slice value)
+{
+    for (size_t i = 0; i < l->n_overrides; i++)
+        if (slice_eq(slice_of(l->overrides[i].value), value))
+            return l->overrides[i].concurrency;
+    return l->concurrency;
+}
+
+static bool fill_scope(struct lease_scope *s, const struct config_limit *l, const struct route *r)
+{
+    struct slice model = model_name_slice(&r->model);
+
+    s->limit = l;
+    s->cap = l->concurrency;
+    s->name_n = strlen(l->name);
+    memcpy(s->name, l->name, s->name_n);
+    if (l->n_overrides > 0)
+        s->cap = cap_of(l, l->per_model ? model : r->tenant);
+    if (l->per_model && !lease_scope_add(s, model))
+        return false;
+    return !l->per_tenant || lease_scope_add(s, r->tenant);
+}
+
+int route_scopes(const struct config *c, const struct route *r, struct lease_scope out[LEASE_SCOPES_MAX])
+{
+    struct slice model = model_name_slice(&r->model);
+    int n = 0;
+
+    for (size_t i = 0; i < c->n_limits; i++) {
+        const struct config_limit *l = &c->limits[i];
+
+        if (!limit_may_count(l, r) || (limit_asks_for_model(l) && model.n == 0))
+            continue;
+        if (l->n_models > 0 && !one_of(l->models, l->n_models, model, true))
+            continue;
+        if (n == LEASE_SCOPES_MAX || !fill_scope(&out[n], l, r))
+            return -1;
+        n++;
+    }
+    return n;
+}
+
+/* --- for the log ---------------------------------------------------------------------------------------------- */
+
+/* Parameters that never carry a secret; the value of any other is hidden. */
+static bool is_harmless(struct slice key)
+{
+    static const char *const names[] = {"model", "alt", "api-version", "stream", "limit", "after", "before", "order",
+                                        "beta", "purpose", "include", "pageSize", "pageToken"};
+
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (slice_eq(key, slice_of(names[i])))
+            return true;
+    return false;
+}
+
+static void put(struct slice s, char *out, size_t n, size_t *used)
+{
+    size_t part = size_min(s.n, n - *used);
+
+    if (part > 0)
+        memcpy(out + *used, s.p, part);
+    *used += part;
+}
+
+struct slice route_loggable_target(struct slice target, char *out, size_t n)
+{
+    struct slice query = query_of(target), path = path_of(target);
+    size_t used = 0;
+    const char *joint = "?";
+
+    put(path, out, n, &used);
+    while (query.n > 0) {
+        size_t end = slice_find(query, '&');
+        struct slice pair = {query.p, end};
+        size_t equals = slice_find(pair, '=');
+
+        put(slice_of(joint), out, n, &used);
+        joint = "&";
+        if (equals == pair.n || is_harmless((struct slice){pair.p, equals})) {
+            put(pair, out, n, &used);
+        } else {
+            put((struct slice){pair.p, equals}, out, n, &used);
+            put(SLICE("=***"), out, n, &used);
+        }
+        query.p += end == query.n ? end : end + 1;
+        query.n -= end == query.n ? end : end + 1;
+    }
+    return (struct slice){out, used};
+}

@@ -1,0 +1,74 @@
+/*
+ * sse.c - line by line over the bytes that pass; memchr does the walking.
+ */
+#include "sse.h"
+
+#include "str.h"
+
+void sse_init(struct sse *s)
+{
+    *s = (struct sse){.boundary = true};
+}
+
+static bool is_last_word(struct slice line)
+{
+    static const struct slice words[] = {
+        {"data: [DONE]", 12},
+        {"data:[DONE]", 11},
+        {"event: message_stop", 19},
+        {"event: response.completed", 25},
+        {"event: response.failed", 22},
+        {"event: response.incomplete", 26},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        if (slice_eq(line, words[i]))
+            return true;
+    return false;
+}
+
+/* One whole line, without its end; only its first SSE_LINE_KEPT bytes matter. */
+static void take_line(struct sse *s, const char *p, size_t n)
+{
+    if (n > 0 && p[n - 1] == '\r')
+        n--;
+    if (n == 0) {
+        s->boundary = true;
+        s->done |= s->last_word_;
+        s->last_word_ = false;
+        return;
+    }
+    if (p[0] == 'd' || p[0] == 'e')
+        s->last_word_ |= is_last_word((struct slice){p, n});
+    else if (n >= 3 && memcmp(p, "id:", 3) == 0)
+        s->saw_id = true;
+}
+
+void sse_feed(struct sse *s, const char *bytes, size_t n)
+{
+    while (n > 0) {
+        const char *end = memchr(bytes, '\n', n);
+        size_t part = end == NULL ? n : (size_t)(end - bytes);
+
+        if (end != NULL && !s->in_line_) { /* the usual case: the line is here whole */
+            s->boundary = false;
+            take_line(s, bytes, part);
+        } else {
+            size_t kept = size_min(part, SSE_LINE_KEPT - s->line_n_);
+
+            memcpy(s->line_ + s->line_n_, bytes, kept);
+            s->line_n_ = (uint8_t)(s->line_n_ + kept);
+            s->in_line_ = true;
+            s->boundary = false;
+            if (end != NULL) {
+                take_line(s, s->line_, s->line_n_);
+                s->in_line_ = false;
+                s->line_n_ = 0;
+            }
+        }
+        if (end == NULL)
+            return;
+        bytes += part + 1;
+        n -= part + 1;
+    }
+}
