@@ -249,11 +249,11 @@ static void on_data(void *owner, char *bytes, size_t n)
     struct client *c = owner;
     size_t rest;
 
-    if (c->state == CLIENT_TUNNEL) {
+    if (c->state == CLIENT_TUNNEL && c->in.n == 0) {
         c->group->ops->on_raw(c->owner, bytes, n);
         return;
     }
-    if (c->in.n > 0) { /* a head in pieces, or more sent ahead: joined to what was there */
+    if (c->in.n > 0) { /* a head in pieces, or more sent ahead (look_again gives it to a tunnel): joined to what was there */
         keep_rest(c, bytes, n);
         if (c->state == CLIENT_HEAD || c->state == CLIENT_IDLE)
             loop_defer(c->group->loop, &c->again);
@@ -269,18 +269,27 @@ static void on_data(void *owner, char *bytes, size_t n)
         update_reading(c);
 }
 
+/* What was sent before the tunnel began. */
+static void give_ahead(struct client *c)
+{
+    struct buf bytes = c->in;
+
+    c->in = (struct buf){0};
+    if (bytes.n > 0)
+        c->group->ops->on_raw(c->owner, bytes.p, bytes.n);
+    buf_free(&bytes);
+}
+
 /* What waits in `in` can be used now: a head grew, or the exchange before it has ended. */
 static void look_again(struct task *t)
 {
     struct client *c = container_of(t, struct client, again);
     struct buf bytes = c->in;
+    uint32_t begun = c->exchanges;
     size_t rest;
 
     if (c->state == CLIENT_TUNNEL) {
-        c->in = (struct buf){0};
-        if (bytes.n > 0)
-            c->group->ops->on_raw(c->owner, bytes.p, bytes.n);
-        buf_free(&bytes);
+        give_ahead(c);
         return;
     }
     c->in = (struct buf){0};
@@ -299,6 +308,8 @@ static void look_again(struct task *t)
     update_reading(c);
     if (c->ended && (c->state == CLIENT_IDLE || c->state == CLIENT_HEAD))
         close_idle(c);
+    else if (c->ended && c->exchanges > begun && c->state == CLIENT_EXCHANGE && c->owner != NULL)
+        c->group->ops->on_end(c->owner, CLIENT_END_FIN); /* it came before there was anyone to tell */
 }
 
 static void on_end(void *owner, enum stream_end how UNUSED)
@@ -306,6 +317,8 @@ static void on_end(void *owner, enum stream_end how UNUSED)
     struct client *c = owner;
 
     c->ended = true;
+    if (c->state == CLIENT_TUNNEL)
+        give_ahead(c);
     if (c->state == CLIENT_EXCHANGE && c->owner != NULL)
         c->group->ops->on_end(c->owner, CLIENT_END_FIN);
     else if (c->state == CLIENT_TUNNEL)

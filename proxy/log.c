@@ -16,6 +16,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -64,6 +65,12 @@ static void write_all(int fd, const char *p, size_t n)
 
         if (w < 0 && errno == EINTR)
             continue;
+        if (w < 0 && errno == EAGAIN) { /* standard error may be a pipe that its other owner has set so */
+            struct pollfd ready = {.fd = fd, .events = POLLOUT};
+
+            (void)poll(&ready, 1, -1);
+            continue;
+        }
         if (w <= 0)
             return; /* nowhere to report it to */
         p += w;

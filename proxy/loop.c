@@ -3,16 +3,17 @@
  *
  *   uv_run:  poll + its callbacks ─► check ─► closing ─► timer (deadlines) ─► prepare: END OF TURN ─► poll …
  *
- * The end of the turn is libuv's prepare phase, the last one before it may sleep: deferred tasks run, then the
- * last ones, then late frees, then the one uv_timer is set to the nearest deadline. Nothing here ticks: a loop
- * with nothing to do sleeps until a socket, a deadline or another thread wakes it.
+ * The end of the turn is libuv's prepare phase, the last one before it may sleep: deferred tasks run, then
+ * the last ones, then late frees, then the one uv_timer is set to the nearest deadline. Nothing here ticks:
+ * a loop with nothing to do sleeps until a socket, a deadline or another thread wakes it.
  *
- * Deadlines are a binary heap ordered by key_ms_. A deadline moved to a later time keeps its key and only stores
- * the new time; when the key is reached it is put back under its true time. So a connection that makes progress a
- * thousand times a second pays for one heap move per timeout, not for a thousand.
+ * Deadlines are a binary heap ordered by key_ms_. A deadline moved to a later time keeps its key and only
+ * stores the new time; when the key is reached it is put back under its true time. So a connection that
+ * makes progress a thousand times a second pays for one heap move per timeout, not for a thousand.
  *
- * Owns its libuv handles, the heap, the queue of posts and the scratch. The heap never shrinks: 8 bytes for each
- * deadline of the busiest moment. Other rooms keep one pointer a loop in a slot (loop_slot), dropped by loop_free.
+ * Owns its libuv handles, the heap, the queue of posts and the scratch. The heap never shrinks: 8 bytes for
+ * each deadline of the busiest moment. Other rooms keep one pointer a loop in a slot (loop_slot), dropped
+ * by loop_free.
  */
 #include "loop.h"
 
@@ -65,7 +66,7 @@ struct loop {
     char scratch[LOOP_SCRATCH_BYTES] __attribute__((aligned(64)));
 };
 
-/* --- deadlines --------------------------------------------------------------------------------------------- */
+/* --- deadlines ------------------------------------------------------------------------------------------ */
 
 static void heap_place(struct loop *l, uint32_t i, struct deadline *d)
 {
@@ -197,7 +198,7 @@ static void arm_timer(struct loop *l)
         BUG_ON(uv_timer_start(&l->timer, on_timer, due > now ? due - now : 0, 0) != 0);
 }
 
-/* --- the end of the turn ----------------------------------------------------------------------------------- */
+/* --- the end of the turn -------------------------------------------------------------------------------- */
 
 void task_init(struct task *t, void (*run)(struct task *t))
 {
@@ -291,7 +292,7 @@ uint64_t loop_take_longest_turn_us(struct loop *l)
     return us;
 }
 
-/* --- other threads ----------------------------------------------------------------------------------------- */
+/* --- other threads -------------------------------------------------------------------------------------- */
 
 static struct loop_post *take_posts(struct loop *l)
 {
@@ -340,7 +341,7 @@ void loop_stop(struct loop *l)
     BUG_ON(uv_async_send(&l->wake) != 0);
 }
 
-/* --- the loop itself --------------------------------------------------------------------------------------- */
+/* --- the loop itself ------------------------------------------------------------------------------------ */
 
 struct loop *loop_new(unsigned index)
 {

@@ -31,8 +31,8 @@ uint64_t loop_now_ms(const struct loop *l);
 /* Microseconds of the same clock, read now: for durations that are reported. */
 uint64_t loop_now_us(void);
 /*
- * 64 KiB, lent to whoever fills and empties it within one callback. A stream reads into it: what on_data is given
- * stands there, so a room must not fill it while it still looks at such bytes.
+ * 64 KiB, lent to whoever fills and empties it within one callback. A stream reads into it: what on_data is
+ * given stands there, so a room must not fill it while it still looks at such bytes.
  */
 #define LOOP_SCRATCH_BYTES 65536
 char *loop_scratch(struct loop *l);
@@ -42,11 +42,12 @@ enum loop_slot { LOOP_SLOT_STREAM, LOOP_SLOT_LISTENER, LOOP_SLOTS };
 void *loop_slot(const struct loop *l, enum loop_slot slot);
 void loop_slot_set(struct loop *l, enum loop_slot slot, void *p, void (*drop)(void *p));
 
-/* --- deadlines ------------------------------------------------------------------------------------- */
+/* --- deadlines ------------------------------------------------------------------------------------------ */
 
 /*
  * Embedded in what waits. Moving a deadline to a later time costs a store (the usual case: progress was
- * made); an earlier time, arming and cancelling cost O(log n). It fires at most ~1 ms late, once, then is unarmed.
+ * made); an earlier time, arming and cancelling cost O(log n). It fires at most ~1 ms late, once, then is
+ * unarmed.
  */
 struct deadline {
     void (*fire)(struct deadline *d);
@@ -65,7 +66,7 @@ static inline bool deadline_armed(const struct deadline *d)
     return d->index_ != 0;
 }
 
-/* --- the end of the turn ---------------------------------------------------------------------------- */
+/* --- the end of the turn -------------------------------------------------------------------------------- */
 
 /* Embedded in what wants to run later in this turn. */
 struct task {
@@ -77,19 +78,28 @@ struct task {
 void task_init(struct task *t, void (*run)(struct task *t));
 /* Runs t once at the end of this turn, after what was deferred before it. No-op when already deferred. */
 void loop_defer(struct loop *l, struct task *t);
-/* Runs t after every loop_defer task of this turn, also those deferred meanwhile: batches that gather the whole turn. */
+/*
+ * Runs t after every loop_defer task of this turn, also those deferred meanwhile: batches that gather the
+ * whole turn.
+ */
 void loop_defer_last(struct loop *l, struct task *t);
 /* Takes it back; no-op when not deferred. Must be called before the memory goes. */
 void task_cancel(struct loop *l, struct task *t);
-/* mem_free(p) when the turn has ended: whoever still holds p in a frame below may finish. Never fails: p's own bytes are used to link it (at least 16). */
+/*
+ * mem_free(p) when the turn has ended: whoever still holds p in a frame below may finish. Never fails: p's
+ * own bytes are used to link it (at least 16).
+ */
 void loop_free_later(struct loop *l, void *p);
 
-/* --- other threads ---------------------------------------------------------------------------------- */
+/* --- other threads -------------------------------------------------------------------------------------- */
 
 /* From any thread: fn(l, arg) on the loop's thread, soon. Order is kept. False: no memory. */
 MUST_CHECK bool loop_post(struct loop *l, void (*fn)(struct loop *l, void *arg), void *arg);
 
-/* The longest turn (callbacks of one poll, ms rounded up) since the last call; for the loop-lag metric. Own thread. */
+/*
+ * The longest turn (callbacks of one poll, ms rounded up) since the last call; for the loop-lag metric. Own
+ * thread.
+ */
 uint64_t loop_take_longest_turn_us(struct loop *l);
 
 #endif

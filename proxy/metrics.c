@@ -110,7 +110,7 @@ void metrics_set(enum metrics_gauge g, int64_t value)
 
 static size_t bucket_of(uint64_t us)
 {
-    uint64_t steps = (us + FIRST_BOUND_US - 1) / FIRST_BOUND_US; /* bound k holds steps <= 2^k */
+    uint64_t steps = us / FIRST_BOUND_US + (us % FIRST_BOUND_US != 0); /* bound k holds steps <= 2^k */
     size_t k = steps <= 1 ? 0 : (size_t)(64 - __builtin_clzll(steps - 1));
 
     return size_min(k, BUCKETS);
@@ -136,7 +136,7 @@ unsigned metrics_limit_row(const char *name)
         if (n_limits == METRICS_LIMITS_MAX) {
             row = METRICS_LIMITS_MAX - 1;
         } else {
-            const char *shown = n_limits == METRICS_LIMITS_MAX - 1 ? "other" : name;
+            const char *shown = n_limits == METRICS_LIMITS_MAX - 1 ? "(other)" : name; /* no name of a limit */
 
             limit_names[n_limits++] = mem_must_strndup(shown, strlen(shown));
         }

@@ -72,7 +72,7 @@ enum metrics_histogram {
         METRICS_HISTOGRAM_COUNT
 };
 
-#define METRICS_LIMITS_MAX 256 /* names of limits that this process has known; later ones share the last row, "other" */
+#define METRICS_LIMITS_MAX 256 /* names of limits that this process has known; later ones share the last row, "(other)" */
 
 /* Boot of a thread that counts / its end (what it has counted stays in the sums). */
 void metrics_thread_begin(void);

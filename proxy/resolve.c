@@ -1,8 +1,9 @@
 /*
  * resolve.c - uv_getaddrinfo behind a cache of one host.
  *
- * Owns the last good answer (one of its references) and the request in flight. A request cannot always be cancelled,
- * so it is its own block: it outlives the resolver that asked, finds its `asker` gone, and frees itself.
+ * Owns the last good answer (one of its references) and the request in flight. A request cannot always be
+ * cancelled, so it is its own block: it outlives the resolver that asked, finds its `asker` gone, and frees
+ * itself.
  */
 #include "resolve.h"
 

@@ -10,19 +10,25 @@ void sse_init(struct sse *s)
     *s = (struct sse){.boundary = true};
 }
 
+/* Longest of all: "event: response.incomplete" and a CR, 27 bytes: SSE_LINE_KEPT tells it from a longer line. */
 static bool is_last_word(struct slice line)
 {
-    static const struct slice words[] = {
-        {"data: [DONE]", 12},
-        {"data:[DONE]", 11},
-        {"event: message_stop", 19},
-        {"event: response.completed", 25},
-        {"event: response.failed", 22},
-        {"event: response.incomplete", 26},
-    };
+    static const struct slice events[] = {
+        {"message_stop", 12}, {"response.completed", 18}, {"response.failed", 15}, {"response.incomplete", 19}};
+    size_t colon = slice_find(line, ':');
+    struct slice name = {line.p, colon}, value;
 
-    for (size_t i = 0; i < ARRAY_LEN(words); i++)
-        if (slice_eq(line, words[i]))
+    if (colon == line.n)
+        return false;
+    value = (struct slice){line.p + colon + 1, line.n - colon - 1};
+    if (value.n > 0 && value.p[0] == ' ') /* one, and it may be missing */
+        value.p++, value.n--;
+    if (slice_eq(name, SLICE("data")))
+        return slice_eq(value, SLICE("[DONE]"));
+    if (!slice_eq(name, SLICE("event")))
+        return false;
+    for (size_t i = 0; i < ARRAY_LEN(events); i++)
+        if (slice_eq(value, events[i]))
             return true;
     return false;
 }

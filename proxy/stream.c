@@ -1,23 +1,27 @@
 /*
  * stream.c - one duplex byte stream over libuv: plain or TLS, accepted or dialed.
  *
- *   BORN ─► DIALING ─► HANDSHAKING ─► OPEN ─► LINGERING ─► CLOSED        BORN: accepted, plain: goes to OPEN at once
- *              └────────────┴───────────┴─► FAILED ──────────┘           any state but CLOSED may go to CLOSED
+ *   dialed ─► DIALING ─► HANDSHAKING ─► OPEN ─► LINGERING ─► CLOSED     HANDSHAKING: only with TLS
+ *                └────────────┴───────────┴──────────┴─► FAILED ─┘        accepted: begins there, or in OPEN
  *
- * Who holds a stream: its owner until one of the three closes; then libuv, until close_cb *and* the request in
- * flight have both reported (a write may still report success after uv_close). on_closed / job_done free it, so the
- * memory never goes while a frame of this file stands on it.
+ * Any of them may be closed.
  *
- * Writing: what the kernel takes goes out inside stream_write; the rest is copied to `out` and sent by at most one
- * uv_write at a time over the first chunks of `out`, which are dropped when it reports. Its request lives only
- * while something is queued: an idle stream is this struct and the kernel's socket, nothing else.
+ * Who holds a stream: its owner until one of the three closes; then libuv, until close_cb *and* the request
+ * in flight have both reported (a write may still report success after uv_close). on_closed / job_done free
+ * it, so the memory never goes while a frame of this file stands on it.
  *
- * Failing: whoever finds an error calls stream_break, which only marks it. The deferred task tells the owner at the
- * end of the turn, so no callback runs inside a call of the owner's. Where it was writing that failed, what the other
- * side had sent before is delivered first: an early response with a reset behind it is common (413, then close).
+ * Writing: what the kernel takes goes out inside stream_write; the rest is copied to `out` and sent by at
+ * most one uv_write at a time over the first chunks of `out`, which are dropped when it reports. Its
+ * request lives only while something is queued: an idle stream is this struct and the kernel's socket,
+ * nothing else.
  *
- * Watching (stream_watch): one deadline a loop, armed while some watched stream is not read. It asks poll(2) for
- * all of them in one system call, and TCP_INFO only for those that poll names.
+ * Failing: whoever finds an error calls stream_break, which only marks it. The deferred task tells the
+ * owner at the end of the turn, so no callback runs inside a call of the owner's. Where it was writing that
+ * failed, what the other side had sent before is delivered first: an early response with a reset behind it
+ * is common (413, then close).
+ *
+ * Watching (stream_watch): one deadline a loop, armed while some watched stream is not read. It asks
+ * poll(2) for all of them in one system call, and TCP_INFO only for those that poll names.
  */
 #include "stream.h"
 
@@ -33,8 +37,11 @@
 #include <uv.h>
 
 #define WATCH_MS 100
-/* A vanished host ends an idle stream 60 s + 6 x 10 s after its last sign of life, one that is written to after
- * 120 s without an acknowledgement (or with a window that stays shut, which a caller's own deadline should end earlier). */
+/*
+ * A vanished host ends an idle stream 60 s + 6 x 10 s after its last sign of life, one that is written to
+ * after 120 s without an acknowledgement (or with a window that stays shut, which a caller's own deadline
+ * should end earlier).
+ */
 #define KEEPALIVE_IDLE_S 60
 #define KEEPALIVE_INTERVAL_S 10
 #define KEEPALIVE_PROBES 6
@@ -44,7 +51,7 @@
 #define DRAIN_READS 16 /* of a stream whose writing failed: at most 1 MiB is still delivered */
 
 enum stream_state {
-    STREAM_BORN,
+    STREAM_BORN, /* inside the call that makes it */
     STREAM_DIALING,
     STREAM_HANDSHAKING, /* TLS is not up yet */
     STREAM_OPEN,
@@ -158,7 +165,7 @@ static bool is_tcp(const struct stream *s)
     return s->uv.handle.type == UV_TCP;
 }
 
-/* --- failing ------------------------------------------------------------------------------------------------ */
+/* --- failing -------------------------------------------------------------------------------------------- */
 
 /* Marks it failed; the owner hears of it from the task. Always false, for `return stream_break(…)`. */
 static bool stream_break(struct stream *s, int error, const char *detail)
@@ -184,7 +191,7 @@ static bool closed(const struct stream *s)
     return s->state == STREAM_CLOSED;
 }
 
-/* --- reading ------------------------------------------------------------------------------------------------ */
+/* --- reading -------------------------------------------------------------------------------------------- */
 
 static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *b)
 {
@@ -348,7 +355,7 @@ static void on_task(struct task *t)
         s->ops->on_error(s->owner, s->error, s->detail);
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------ */
+/* --- writing -------------------------------------------------------------------------------------------- */
 
 /* The part of the job that the kernel has already taken. */
 static size_t job_progress(const struct stream *s)
@@ -389,7 +396,10 @@ static void job_done(struct stream *s)
     maybe_free(s);
 }
 
-/* FIN, once everything before it is with the kernel. shutdown(2) itself: uv_shutdown would forbid a reset later. */
+/*
+ * FIN, once everything before it is with the kernel. shutdown(2) itself: uv_shutdown would forbid a reset
+ * later.
+ */
 static void maybe_shut(struct stream *s)
 {
     if (!s->shut_asked || s->shut_done || s->out.bytes > 0)
@@ -562,7 +572,7 @@ void stream_shutdown(struct stream *s)
         maybe_shut(s);
 }
 
-/* --- pausing and watching ----------------------------------------------------------------------------------- */
+/* --- pausing and watching ------------------------------------------------------------------------------- */
 
 void stream_pause(struct stream *s)
 {
@@ -611,7 +621,10 @@ bool stream_has_news(struct stream *s)
 static void watch_hit(struct stream *s, const struct pollfd *p)
 {
     bool hung_up = (p->revents & POLLHUP) != 0;
-    /* A unix socket has no reset: its other side is gone when both directions are closed and we closed neither. */
+    /*
+     * A unix socket has no reset: its other side is gone when both directions are closed and we closed
+     * neither.
+     */
     bool gone = is_tcp(s) ? hung_up && tcp_is_closed(p->fd) : hung_up && s->ended && !s->shut_done;
 
     if ((p->revents & (POLLERR | POLLNVAL)) != 0 || gone) {
@@ -632,8 +645,10 @@ static void watch_ask(struct pollfd *polls, struct stream **streams, size_t n)
     }
 }
 
-/* The answers are only marked here and told by the tasks: the list stays as it is, and the scratch ours. A failed
- * stream leaves the list, which is why its successor is fetched first. */
+/*
+ * The answers are only marked here and told by the tasks: the list stays as it is, and the scratch ours. A
+ * failed stream leaves the list, which is why its successor is fetched first.
+ */
 static void on_tick(struct deadline *d)
 {
     struct stream_room *room = container_of(d, struct stream_room, tick);
@@ -658,7 +673,7 @@ static void on_tick(struct deadline *d)
     (void)WARN_ON(!deadline_set(room->loop, d, loop_now_ms(room->loop) + WATCH_MS));
 }
 
-/* --- birth -------------------------------------------------------------------------------------------------- */
+/* --- birth ---------------------------------------------------------------------------------------------- */
 
 static void address_put(struct stream *s, const struct sockaddr *a)
 {
@@ -778,7 +793,10 @@ struct stream *stream_dial(struct loop *l, const struct sockaddr *address, struc
     address_put(s, address);
     rc = uv_tcp_init_ex(loop_uv(l), &s->uv.tcp, address->sa_family);
     if (rc != 0) {
-        /* No descriptor: the handle without a socket always comes to be, and lets the error go its usual way. */
+        /*
+         * No descriptor: the handle without a socket always comes to be, and lets the error go its usual
+         * way.
+         */
         BUG_ON(uv_tcp_init(loop_uv(l), &s->uv.tcp) != 0);
     } else {
         stream_socket_options(stream_fd(s));
@@ -852,7 +870,7 @@ void stream_adopt(struct stream *s, const struct stream_ops *ops, void *owner)
     stream_update(s);
 }
 
-/* --- end ---------------------------------------------------------------------------------------------------- */
+/* --- end ------------------------------------------------------------------------------------------------ */
 
 static void on_closed(uv_handle_t *h)
 {

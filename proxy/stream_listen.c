@@ -1,11 +1,12 @@
 /*
  * stream_listen.c - the listening half of stream.h: binds with SO_REUSEPORT, accepts, makes streams.
  *
- * Accepts by itself on a polled descriptor instead of uv_listen: accept4 names the client in the same system call, and
- * when descriptors run out the calls wait in the kernel's queue for a moment, where libuv would accept and drop them.
+ * Accepts by itself on a polled descriptor instead of uv_listen: accept4 names the client in the same
+ * system call, and when descriptors run out the calls wait in the kernel's queue for a moment, where libuv
+ * would accept and drop them.
  *
- * A listener owns its descriptor and a reference to its TLS context; it goes away in the close callback of its poll
- * handle. Each loop counts the accepts that failed, and tells the log of them once a second.
+ * A listener owns its descriptor and a reference to its TLS context; it goes away in the close callback of
+ * its poll handle. Each loop counts the accepts that failed, and tells the log of them once a second.
  */
 #include "log.h"
 #include "mem.h"
@@ -72,7 +73,9 @@ uint64_t stream_accept_failures(const struct loop *l)
     return f == NULL ? 0 : f->n;
 }
 
-/* Out of descriptors or memory: the calls wait in the kernel's queue for a moment instead of being dropped. */
+/*
+ * Out of descriptors or memory: the calls wait in the kernel's queue for a moment instead of being dropped.
+ */
 static void accept_pause(struct stream_listener *sl, int error)
 {
     accept_failed(sl->loop, error);
@@ -143,7 +146,9 @@ static int listen_on(const struct addrinfo *a)
     return -error;
 }
 
-/* Tries what the host stands for, in order; "": the IPv6 wildcard (which takes IPv4 too), then the IPv4 one. */
+/*
+ * Tries what the host stands for, in order; "": the IPv6 wildcard (which takes IPv4 too), then the IPv4 one.
+ */
 static int listen_any(const char *host, uint16_t port, struct buf *why)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
@@ -171,13 +176,16 @@ static int listen_any(const char *host, uint16_t port, struct buf *why)
 
 static uint16_t bound_port(int fd)
 {
-    struct sockaddr_storage a = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in in;
+        struct sockaddr_in6 in6;
+    } a = {0};
     socklen_t n = sizeof(a);
 
-    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0)
+    if (getsockname(fd, &a.any, &n) != 0)
         return 0;
-    return ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
-                                         : ((struct sockaddr_in *)&a)->sin_port);
+    return ntohs(a.any.sa_family == AF_INET6 ? a.in6.sin6_port : a.in.sin_port);
 }
 
 struct stream_listener *stream_listen(struct loop *l, const char *host, uint16_t port,
@@ -186,8 +194,10 @@ struct stream_listener *stream_listen(struct loop *l, const char *host, uint16_t
 {
     struct stream_listener *sl = mem_alloc(sizeof(*sl));
 
-    if (sl == NULL)
+    if (sl == NULL) {
+        (void)WARN_ON(!buf_put(why, SLICE("cannot listen: no memory")));
         return NULL;
+    }
     *sl = (struct stream_listener){.loop = l, .on_accept = on_accept, .arg = arg};
     deadline_init(&sl->retry, on_retry);
     sl->fd = !make_failures(l) ? -ENOMEM : listen_any(host, port, why);

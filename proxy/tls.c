@@ -4,13 +4,15 @@
  *                  tls_feed(bytes) ─► [in] ─► BIO read ─► SSL ─► on_plain
  *      struct queue *out ◄── BIO write ◄── SSL ◄── tls_write(iov)
  *
- * Instead of memory BIOs there is one BIO of our own an engine: it reads from the slice that tls_feed was given and
- * writes straight into the caller's queue. tls_feed always empties the slice, so nothing is kept between calls, and with
- * SSL_MODE_RELEASE_BUFFERS an idle connection holds no record buffer. The BIO never blocks a write, so SSL_write
- * takes all or fails, and the "wants read / wants write" cases of SSL_get_error shrink to one: more input.
+ * Instead of memory BIOs there is one BIO of our own an engine: it reads from the slice that tls_feed was
+ * given and writes straight into the caller's queue. tls_feed always empties the slice, so nothing is kept
+ * between calls, and with SSL_MODE_RELEASE_BUFFERS an idle connection holds no record buffer. The BIO never
+ * blocks a write, so SSL_write takes all or fails, and the "wants read / wants write" cases of
+ * SSL_get_error shrink to one: more input.
  *
- * OpenSSL's error queue is one a thread: it is emptied before each call, else one bad client would fail the next one's.
- * Contexts are shared by threads and never changed after they were made; engines and sessions belong to one thread.
+ * OpenSSL's error queue is one a thread: it is emptied before each call, else one bad client would fail the
+ * next one's. Contexts are shared by threads and never changed after they were made; engines and sessions
+ * belong to one thread.
  */
 #include "tls.h"
 
@@ -49,7 +51,7 @@ struct tls {
     bool ready, failed;
 };
 
-/* --- the BIO ------------------------------------------------------------------------------------------------ */
+/* --- the BIO -------------------------------------------------------------------------------------------- */
 
 static int bio_read(BIO *b, char *to, size_t n, size_t *got)
 {
@@ -99,7 +101,7 @@ static BIO_METHOD *bio_method(void)
     return m;
 }
 
-/* --- contexts ----------------------------------------------------------------------------------------------- */
+/* --- contexts ------------------------------------------------------------------------------------------- */
 
 /* The last reason in OpenSSL's queue. */
 static const char *last_reason(void)
@@ -194,7 +196,10 @@ struct tls_context *tls_context_server(const char *cert_file, const char *key_fi
 
     if (c == NULL)
         return NULL;
-    /* Tickets carry the sessions, so no cache with its lock; without early data there is nothing to replay (RFC 8470). */
+    /*
+     * Tickets carry the sessions, so no cache with its lock; without early data there is nothing to replay
+     * (RFC 8470).
+     */
     SSL_CTX_set_session_cache_mode(c->ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_max_early_data(c->ctx, 0);
     SSL_CTX_set_alpn_select_cb(c->ctx, on_alpn, NULL);
@@ -252,7 +257,7 @@ void tls_context_unref(struct tls_context *c)
         context_free(c);
 }
 
-/* --- sessions ----------------------------------------------------------------------------------------------- */
+/* --- sessions ------------------------------------------------------------------------------------------- */
 
 struct tls_sessions *tls_sessions_new(void)
 {
@@ -304,7 +309,7 @@ static void resume(struct tls *t)
     }
 }
 
-/* --- engines ------------------------------------------------------------------------------------------------ */
+/* --- engines -------------------------------------------------------------------------------------------- */
 
 static struct tls *engine_new(struct tls_context *c)
 {
@@ -336,7 +341,10 @@ struct tls *tls_new_server(struct tls_context *c)
     return t;
 }
 
-/* Whom we talk to: sent as SNI and held against the certificate. An address is never SNI (RFC 6066 section 3). */
+/*
+ * Whom we talk to: sent as SNI and held against the certificate. An address is never SNI (RFC 6066 section
+ * 3).
+ */
 static bool set_name(SSL *ssl, const char *name, bool verify)
 {
     unsigned char address[16];

@@ -11,10 +11,16 @@
 struct tls_context;
 struct tls;
 
-/* For listeners. client_ca "" : client certificates are not asked for. NULL: *error (a static or errors-owned text in `why`) says why. ALPN http/1.1. */
+/*
+ * For listeners. client_ca "" : client certificates are not asked for. NULL: *error (a static or
+ * errors-owned text in `why`) says why. ALPN http/1.1.
+ */
 struct tls_context *tls_context_server(const char *cert_file, const char *key_file, const char *client_ca,
                                        struct buf *why);
-/* For upstreams and Redis. ca "" : the system's. cert/key "" : none. verify false: neither chain nor name is checked. */
+/*
+ * For upstreams and Redis. ca "" : the system's. cert/key "" : none. verify false: neither chain nor name is
+ * checked.
+ */
 struct tls_context *tls_context_client(const char *ca_file, const char *cert_file, const char *key_file,
                                        bool verify, bool alpn_http, struct buf *why);
 struct tls_context *tls_context_ref(struct tls_context *c);
@@ -25,7 +31,10 @@ struct tls_sessions;
 struct tls_sessions *tls_sessions_new(void);
 void tls_sessions_free(struct tls_sessions *s);
 
-/* NULL: no memory. server_name: SNI and the name that is verified; an IP address is verified as IP SAN and not sent as SNI. */
+/*
+ * NULL: no memory. server_name: SNI and the name that is verified; an IP address is verified as IP SAN and
+ * not sent as SNI.
+ */
 struct tls *tls_new_server(struct tls_context *c);
 struct tls *tls_new_client(struct tls_context *c, const char *server_name, struct tls_sessions *sessions);
 void tls_free(struct tls *t);
@@ -38,12 +47,15 @@ enum tls_result {
 
 /*
  * Takes all n bytes of ciphertext. Calls on_plain (possibly many times, at most once per 16 KiB record) with
- * decrypted bytes: valid and writable during the call. What must be sent (handshake, alerts) is appended to *out.
- * on_plain must not free the engine.
+ * decrypted bytes: valid and writable during the call. What must be sent (handshake, alerts) is appended to
+ * *out. on_plain must not free the engine.
  */
 enum tls_result tls_feed(struct tls *t, const char *cipher, size_t n, struct queue *out,
                          void (*on_plain)(void *arg, char *bytes, size_t n), void *arg);
-/* Starts the client handshake: appends the ClientHello. Neither this nor tls_feed may be called from on_plain; the others may. */
+/*
+ * Starts the client handshake: appends the ClientHello. Neither this nor tls_feed may be called from
+ * on_plain; the others may.
+ */
 enum tls_result tls_start(struct tls *t, struct queue *out);
 /* Encrypts; only after tls_ready. Appends records to *out. */
 enum tls_result tls_write(struct tls *t, const struct iovec *iov, size_t n_iov, struct queue *out);

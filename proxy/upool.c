@@ -4,11 +4,11 @@
  *   wish (udial)   WAITING for its first turn or a name ─► TRYING addresses ─► on_dialed, gone
  *   connection     DIALING (in a wish's attempts) ─► BORROWED ◄─► IDLE (list, freshest first) ─► closed
  *
- * A pool owns its connections in all three lists, its resolver, its TLS sessions, and a reference to the snapshot it
- * was made from. A wish owns its attempts: the first that comes up wins, the others are closed. A wish that was taken
- * back while attempts are under way goes on without its owner, and what comes up becomes an idle connection.
- * Nothing is freed under a caller's feet: connections rest until the end of the turn, a pool that is retired and
- * empty is freed by its task.
+ * A pool owns its connections in all three lists, its resolver, its TLS sessions, and a reference to the
+ * snapshot it was made from. A wish owns its attempts: the first that comes up wins, the others are closed.
+ * A wish that was taken back while attempts are under way goes on without its owner, and what comes up
+ * becomes an idle connection. Nothing is freed under a caller's feet: connections rest until the end of the
+ * turn, a pool that is retired and empty is freed by its task.
  */
 #include "upool.h"
 
@@ -71,7 +71,7 @@ static const struct stream_ops conn_ops;
 static void dial_try(struct udial *d);
 static void dial_step(struct udial *d);
 
-/* --- connections -------------------------------------------------------------------------------------------- */
+/* --- connections ---------------------------------------------------------------------------------------- */
 
 static struct list *conn_list(struct uconn *c)
 {
@@ -196,7 +196,7 @@ static struct uconn *pool_take(struct upool *p, const struct uconn_ops *ops, voi
     return NULL;
 }
 
-/* --- wishes ------------------------------------------------------------------------------------------------- */
+/* --- wishes --------------------------------------------------------------------------------------------- */
 
 static void dial_unhook(struct udial *d)
 {
@@ -371,7 +371,7 @@ void udial_cancel(struct udial *d)
     mem_free(d);
 }
 
-/* --- what the streams say ----------------------------------------------------------------------------------- */
+/* --- what the streams say ------------------------------------------------------------------------------- */
 
 static void conn_on_open(void *owner)
 {
@@ -430,7 +430,7 @@ static const struct stream_ops conn_ops = {
     .on_error = conn_on_error,
 };
 
-/* --- borrowers ---------------------------------------------------------------------------------------------- */
+/* --- borrowers ------------------------------------------------------------------------------------------ */
 
 struct uconn *upool_take_idle(struct upool *p, const struct uconn_ops *ops, void *owner)
 {
@@ -466,7 +466,7 @@ size_t upool_borrowed(const struct upool *p)
     return p->borrowed.length;
 }
 
-/* --- the pool ----------------------------------------------------------------------------------------------- */
+/* --- the pool ------------------------------------------------------------------------------------------- */
 
 static void pool_free(struct upool *p)
 {

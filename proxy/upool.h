@@ -16,10 +16,16 @@ struct upool; /* one upstream on one loop */
 struct uconn; /* one connection; its stream lives and dies with it */
 struct udial; /* one wish for a connection */
 
-/* `tls`: NULL for http upstreams; the pool takes a reference. The snapshot that holds `u` must outlive the pool (the pool takes a reference to c). */
+/*
+ * `tls`: NULL for http upstreams; the pool takes a reference. The snapshot that holds `u` must outlive the
+ * pool (the pool takes a reference to c).
+ */
 struct upool *upool_new(struct loop *l, struct config *c, const struct config_upstream *u,
                         struct tls_context *tls);
-/* Closes idle connections at once; goes away when the last borrowed connection and wish are gone. For reload and exit. */
+/*
+ * Closes idle connections at once; goes away when the last borrowed connection and wish are gone. For reload
+ * and exit.
+ */
 void upool_retire(struct upool *p);
 
 enum udial_result {
@@ -32,7 +38,10 @@ enum udial_result {
 };
 
 struct uconn_ops { /* of the exchange that borrows it; static const, given with the wish */
-    /* `how` UDIAL_OK: the exchange owns `c` now. Otherwise c is NULL and `detail` says more (for the log). Comes once, never from inside upool_dial. The wish is gone. */
+    /*
+     * `how` UDIAL_OK: the exchange owns `c` now. Otherwise c is NULL and `detail` says more (for the log).
+     * Comes once, never from inside upool_dial. The wish is gone.
+     */
     void (*on_dialed)(void *owner, enum udial_result how, struct uconn *c, const char *detail);
     void (*on_data)(void *owner, char *bytes, size_t n);
     void (*on_end)(void *owner, enum stream_end how);
@@ -41,8 +50,8 @@ struct uconn_ops { /* of the exchange that borrows it; static const, given with 
 };
 
 /*
- * Wishes for a connection: the freshest idle one unless fresh_only, otherwise a new one (addresses tried in turn, RFC 8305 in
- * spirit: the next address after a failure or 250 ms). NULL: no memory.
+ * Wishes for a connection: the freshest idle one unless fresh_only, otherwise a new one (addresses tried in
+ * turn, RFC 8305 in spirit: the next address after a failure or 250 ms). NULL: no memory.
  */
 struct udial *upool_dial(struct upool *p, bool fresh_only, const struct uconn_ops *ops, void *owner);
 /* Takes the wish back; no callback comes. A connection in the making is kept for the pool if it succeeds. */
