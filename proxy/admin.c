@@ -142,11 +142,12 @@ static void write_answer(struct client *c, struct answer *out, bool head_only)
 {
     char head[512];
     bool keep = client_can_keep(c);
-    int n = snprintf(head, sizeof(head),
-                     "HTTP/1.1 %u %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nCache-Control: no-store\r\n"
-                     "X-Content-Type-Options: nosniff\r\n%s%s\r\n",
-                     out->status, http_reason(out->status), out->type, out->body.n,
-                     out->status == 401 ? "WWW-Authenticate: Bearer\r\n" : "", keep ? "" : "Connection: close\r\n");
+    int n = snprintf(
+        head, sizeof(head),
+        "HTTP/1.1 %u %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nCache-Control: no-store\r\n"
+        "X-Content-Type-Options: nosniff\r\n%s%s\r\n",
+        out->status, http_reason(out->status), out->type, out->body.n,
+        out->status == 401 ? "WWW-Authenticate: Bearer\r\n" : "", keep ? "" : "Connection: close\r\n");
     struct iovec iov[2] = {{head, (size_t)n}, {out->body.p, out->body.n}};
     bool ok = out->ok && client_write(c, iov, head_only || out->body.n == 0 ? 1 : 2);
 
@@ -209,9 +210,12 @@ struct admin *admin_new(struct snapshot *s, const struct admin_view *view, struc
     a->view = view;
     a->snapshot = snapshot_ref(s);
     client_group_init(&a->group, a->loop, &admin_ops, a);
-    a->group.settings = (struct client_settings){
-        .head_max_bytes = 16384, .header_timeout_ms = 10000, .keepalive_timeout_ms = 60000, .write_timeout_ms = 30000};
-    a->listener = stream_listen(a->loop, s->config->admin.host, s->config->admin.port, NULL, on_accept, a, why);
+    a->group.settings = (struct client_settings){.head_max_bytes = 16384,
+                                                 .header_timeout_ms = 10000,
+                                                 .keepalive_timeout_ms = 60000,
+                                                 .write_timeout_ms = 30000};
+    a->listener = stream_listen(a->loop, s->config->admin.host, s->config->admin.port, NULL, on_accept, a,
+                                why);
     return a->listener == NULL ? NULL : a; /* NULL: the process ends with *why */
 }
 

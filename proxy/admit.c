@@ -96,7 +96,8 @@ static void refuse_full(struct admission *m, unsigned scope, struct admit_refusa
     why->retry_after_ms = retry_after_ms(m->admit_, row, limit->concurrency);
 }
 
-static void refuse_outage(struct admission *m, enum outcome outcome, const char *reason, struct admit_refusal *why)
+static void refuse_outage(struct admission *m, enum outcome outcome, const char *reason,
+                          struct admit_refusal *why)
 {
     why->outcome = outcome;
     why->reason = reason;
@@ -132,7 +133,8 @@ static bool pass_uncounted(struct admission *m)
     return true;
 }
 
-static void on_answer(void *owner, struct lease *l UNUSED, enum lease_answer answer, unsigned scope, const char *reason)
+static void on_answer(void *owner, struct lease *l UNUSED, enum lease_answer answer, unsigned scope,
+                      const char *reason)
 {
     struct admission *m = owner;
     struct admit_refusal why = {0};
@@ -176,8 +178,9 @@ static void on_lost(void *owner)
 
 static const struct lease_ops lease_ops = {.on_answer = on_answer, .on_lost = on_lost};
 
-enum admit_result admit_begin(struct admit *a, struct admission *m, const struct snapshot *s, const struct lease_scope *scopes,
-                              size_t n, const struct admission_ops *ops, void *owner, struct admit_refusal *why)
+enum admit_result admit_begin(struct admit *a, struct admission *m, const struct snapshot *s,
+                              const struct lease_scope *scopes, size_t n, const struct admission_ops *ops,
+                              void *owner, struct admit_refusal *why)
 {
     BUG_ON(m->state != ADMISSION_NONE || n > LEASE_SCOPES_MAX);
     m->admit_ = a;
@@ -216,7 +219,8 @@ void admission_end(struct admission *m, uint64_t delay_ms)
         for (size_t i = 0; i < m->n_; i++) {
             struct estimate *e = &m->admit_->estimates[row_of(m, i)];
 
-            e->hold_ms = e->hold_ms == 0 ? held_ms + 1 : (e->hold_ms * (HOLD_WEIGHT - 1) + held_ms) / HOLD_WEIGHT;
+            e->hold_ms = e->hold_ms == 0 ? held_ms + 1
+                                         : (e->hold_ms * (HOLD_WEIGHT - 1) + held_ms) / HOLD_WEIGHT;
         }
     }
     if (m->lease_ != NULL) {

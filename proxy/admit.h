@@ -16,8 +16,8 @@ struct admit;
 
 struct admit_refusal {
     enum outcome outcome;
-    const char *reason;     /* x-leasegate-reason; static */
-    const char *limit;      /* the limit's name, of the snapshot; "": none */
+    const char *reason; /* x-leasegate-reason; static */
+    const char *limit;  /* the limit's name, of the snapshot; "": none */
     uint64_t retry_after_ms;
 };
 
@@ -57,8 +57,9 @@ void admit_free(struct admit *a);
  * Asks for slots in all n scopes. `owner` gets the ops while the admission is pending or held. The
  * snapshot must outlive the admission (the call holds it).
  */
-enum admit_result admit_begin(struct admit *a, struct admission *m, const struct snapshot *s, const struct lease_scope *scopes,
-                              size_t n, const struct admission_ops *ops, void *owner, struct admit_refusal *why);
+enum admit_result admit_begin(struct admit *a, struct admission *m, const struct snapshot *s,
+                              const struct lease_scope *scopes, size_t n, const struct admission_ops *ops,
+                              void *owner, struct admit_refusal *why);
 
 /* The call has truly ended, or no longer wants to begin: any state, idempotent. No op comes afterwards. */
 void admission_end(struct admission *m, uint64_t delay_ms);

@@ -32,10 +32,10 @@ COLD void base_warn(const char *file, int line, const char *condition);
 /* How many times base_warn was reached in this process. */
 uint64_t base_warn_count(void);
 
-#define BUG_ON(cond)                                                                               \
-    do {                                                                                           \
-        if (UNLIKELY(cond))                                                                        \
-            base_bug(__FILE__, __LINE__, #cond);                                                   \
+#define BUG_ON(cond)                                                                                         \
+    do {                                                                                                     \
+        if (UNLIKELY(cond))                                                                                  \
+            base_bug(__FILE__, __LINE__, #cond);                                                             \
     } while (0)
 
 #define WARN_ON(cond) base_warn_if_((cond), __FILE__, __LINE__, #cond)
@@ -132,8 +132,8 @@ static inline struct list_node *list_pop_front(struct list *l)
 }
 
 /* Walks l; the body may remove `node` itself, and nothing else. */
-#define list_for_each_safe(node, l)                                                                \
-    for (struct list_node *node = (l)->head.next, *node##_next_ = node->next; node != &(l)->head;  \
+#define list_for_each_safe(node, l)                                                                          \
+    for (struct list_node *node = (l)->head.next, *node##_next_ = node->next; node != &(l)->head;            \
          node = node##_next_, node##_next_ = node->next)
 
 #endif

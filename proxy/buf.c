@@ -125,6 +125,7 @@ bool queue_put(struct queue *q, const void *bytes, size_t n)
 
         if (c->end == c->cap)
             c = c->next;
+        BUG_ON(c == NULL); /* chunks_new made room for all of it */
         part = size_min(n, c->cap - c->end);
         memcpy(c->bytes + c->end, from, part);
         c->end += (uint32_t)part;

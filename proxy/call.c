@@ -25,7 +25,7 @@
 #include "route.h"
 
 #define HELD_HIGH_BYTES (64 * 1024) /* of a body that nobody needs to see whole: then the client is paused */
-#define PROBE_MS 40                 /* after the 102 of a half-close probe: an RST comes within a round trip */
+#define PROBE_MS 40 /* after the 102 of a half-close probe: an RST comes within a round trip */
 #define REPLAY_MAX_BYTES (64 * 1024)
 #define RETRY_FAULT_MS 1000 /* retry-after of faults that are no matter of capacity */
 
@@ -35,7 +35,7 @@ struct request {
     struct route route;
     struct call *call;
     struct bodyscan *scan;
-    struct queue behind;     /* body bytes that the scanner has not seen: compressed ones are read by portions */
+    struct queue behind; /* body bytes that the scanner has not seen: compressed ones are read by portions */
     struct deadline portion; /* the next portion, on a later turn */
     struct queue held;       /* body bytes that the upstream has not been given yet */
     struct queue sent;       /* and those it has been given, as long as a replay is allowed */
@@ -46,7 +46,7 @@ struct request {
 struct call {
     struct list_node node; /* in the loop's list of calls */
     struct service *service;
-    struct client *client; /* NULL: gone */
+    struct client *client;   /* NULL: gone */
     struct request *request; /* NULL: the response has begun */
     struct note *note;
     struct admission admission;
@@ -56,36 +56,36 @@ struct call {
     struct deadline deadline;
     /* times, us */
     uint64_t began_us, admitted_us, opened_us, head_us;
-    uint64_t drain_due_ms;  /* when reading on for a client that has gone must end; 0: it has not gone */
-    uint64_t progress_ms;   /* last time that the side we wait for did something */
-    uint64_t body_bytes;    /* of the request, received */
-    uint64_t sent_mark;     /* bytes the upstream's socket had taken at the last look */
-    uint16_t status;        /* sent to the client; 0: none */
-    uint8_t phase;          /* enum outcome_phase */
-    uint8_t half_close;     /* enum config_half_close */
-    uint8_t api;            /* enum config_api */
+    uint64_t drain_due_ms; /* when reading on for a client that has gone must end; 0: it has not gone */
+    uint64_t progress_ms;  /* last time that the side we wait for did something */
+    uint64_t body_bytes;   /* of the request, received */
+    uint64_t sent_mark;    /* bytes the upstream's socket had taken at the last look */
+    uint16_t status;       /* sent to the client; 0: none */
+    uint8_t phase;         /* enum outcome_phase */
+    uint8_t half_close;    /* enum config_half_close */
+    uint8_t api;           /* enum config_api */
     uint8_t client_minor;
     char client_address[48]; /* once it has gone */
     bool ended;
-    bool response_done;     /* received whole */
+    bool response_done; /* received whole */
     bool head_request;
     bool explicit_keep_alive;
     bool request_has_body;
-    bool body_done;         /* received whole */
-    bool request_out;       /* sent whole */
+    bool body_done;   /* received whole */
+    bool request_out; /* sent whole */
     bool client_paused;
-    bool probing;           /* a half-close probe is out */
-    bool client_had_all;    /* the stream's terminator, before the client went */
+    bool probing;        /* a half-close probe is out */
+    bool client_had_all; /* the stream's terminator, before the client went */
     bool replayed;
-    bool tunnel;            /* 101 */
-    bool client_ended;      /* of a tunnel: FIN from the client */
-    bool upstream_ended;    /* of a tunnel: FIN from the upstream */
-    bool length_delimited;  /* the response, towards the client */
-    bool keep_client;       /* the response said that the connection stays */
+    bool tunnel;           /* 101 */
+    bool client_ended;     /* of a tunnel: FIN from the client */
+    bool upstream_ended;   /* of a tunnel: FIN from the upstream */
+    bool length_delimited; /* the response, towards the client */
+    bool keep_client;      /* the response said that the connection stays */
 };
 
 static void call_end(struct call *c, enum outcome o, const char *detail);
-static void call_refuse(struct call *c, enum outcome o, const struct reply *r, const char *detail);
+static void call_refuse(struct call *c, enum outcome o, const struct reply *given, const char *detail);
 static void call_admit(struct call *c);
 static void call_dial(struct call *c, bool fresh_only);
 static void call_send(struct call *c);
@@ -254,7 +254,8 @@ static bool take_note(struct call *c)
 {
     char id[64];
 
-    c->note = note_new(c->request->head, &c->request->route, c->service->config->tenant.log, make_request_id(c->service, id));
+    c->note = note_new(c->request->head, &c->request->route, c->service->config->tenant.log,
+                       make_request_id(c->service, id));
     return c->note != NULL;
 }
 
@@ -270,7 +271,8 @@ static void on_lease_lost(void *owner);
 static const struct admission_ops admission_ops = {
     .on_granted = on_lease_granted, .on_refused = on_lease_refused, .on_lost = on_lease_lost};
 
-static struct call *call_new(struct service *s, struct client *client, const struct http_head *h, const struct call_entry *entry)
+static struct call *call_new(struct service *s, struct client *client, const struct http_head *h,
+                             const struct call_entry *entry)
 {
     struct call *c = mem_zalloc(sizeof(*c));
 
@@ -340,7 +342,8 @@ static void call_scan(struct call *c)
     enum bodyscan_error why = BODYSCAN_E_OK;
     struct slice coding = field_value(r->head, HTTP_FIELD_CONTENT_ENCODING, 256);
 
-    r->scan = bodyscan_new(field_value(r->head, HTTP_FIELD_CONTENT_TYPE, 512), coding, conf->body_scan_max_bytes, &why);
+    r->scan = bodyscan_new(field_value(r->head, HTTP_FIELD_CONTENT_TYPE, 512), coding,
+                           conf->body_scan_max_bytes, &why);
     if (r->scan == NULL) {
         refuse_scan(c, why);
         return;
@@ -415,7 +418,8 @@ static bool hold(struct call *c, const char *bytes, size_t n)
 
     if (c->phase == OUTCOME_PHASE_SCAN) { /* must be kept whole: from the budget */
         if (r->held.bytes + n > c->service->config->body_scan_max_bytes) {
-            refuse_size(c, "no model within body_scan_max of the request body; send `model` before large parts");
+            refuse_size(c,
+                        "no model within body_scan_max of the request body; send `model` before large parts");
             return false;
         }
         if (!service_body_take(c->service, n)) {
@@ -570,8 +574,9 @@ static void on_bad_body(void *owner, enum parse_error e)
 
 static void refuse_admission(struct call *c, const struct admit_refusal *why)
 {
-    struct reply r = {
-        .reason = slice_of(why->reason), .limit = slice_of(why->limit), .retry_after_ms = why->retry_after_ms};
+    struct reply r = {.reason = slice_of(why->reason),
+                      .limit = slice_of(why->limit),
+                      .retry_after_ms = why->retry_after_ms};
 
     call_refuse(c, why->outcome, &r, "");
 }
@@ -589,7 +594,8 @@ static void call_admit(struct call *c)
     set_phase(c, OUTCOME_PHASE_ADMIT);
     if (c->ended)
         return;
-    switch (admit_begin(c->service->admit, &c->admission, c->service->snapshot, scopes, (size_t)n, &admission_ops, c, &why)) {
+    switch (admit_begin(c->service->admit, &c->admission, c->service->snapshot, scopes, (size_t)n,
+                        &admission_ops, c, &why)) {
     case ADMIT_GRANTED:
         on_lease_granted(c);
         break;
@@ -654,7 +660,8 @@ static void call_dial(struct call *c, bool fresh_only)
         set_phase(c, OUTCOME_PHASE_DIAL);
     if (c->ended)
         return;
-    if (upstream_open(&c->upstream, loop_of(c), pool, fresh_only || c->request->head->websocket, &upstream_ops, c))
+    if (upstream_open(&c->upstream, loop_of(c), pool, fresh_only || c->request->head->websocket,
+                      &upstream_ops, c))
         call_send(c);
 }
 
@@ -698,7 +705,8 @@ static bool replay_allowed(const struct call *c)
 
     if (c->replayed || !upstream_reused(&c->upstream))
         return false;
-    return c->to->replay_stale || ((h->method == HTTP_GET || h->method == HTTP_HEAD) && h->body == HTTP_BODY_NONE);
+    return c->to->replay_stale ||
+           ((h->method == HTTP_GET || h->method == HTTP_HEAD) && h->body == HTTP_BODY_NONE);
 }
 
 static void call_send(struct call *c)
@@ -723,7 +731,8 @@ static void call_send(struct call *c)
         upstream_expect_upgrade(&c->upstream);
     if (queue_peek(&r->held, &first, 1) == 0)
         first.iov_len = 0;
-    ok = upstream_send_head(&c->upstream, buf_slice(&head), r->head->method, r->head->body, first.iov_base, first.iov_len);
+    ok = upstream_send_head(&c->upstream, buf_slice(&head), r->head->method, r->head->body, first.iov_base,
+                            first.iov_len);
     buf_free(&head);
     if (!ok)
         return; /* on_fail follows, with everything still held */
@@ -792,7 +801,8 @@ static bool is_event_stream(const struct http_head *h)
     return slice_ieq(slice_trim(v), SLICE("text/event-stream"));
 }
 
-static bool put_response_head(struct call *c, const struct http_head *h, struct http_response_out *o, struct buf *out)
+static bool put_response_head(struct call *c, const struct http_head *h, struct http_response_out *o,
+                              struct buf *out)
 {
     char wait_ms[20];
     struct http_extra add[2];
@@ -801,8 +811,9 @@ static bool put_response_head(struct call *c, const struct http_head *h, struct 
 
     if (lease.n > 0) {
         add[n++] = (struct http_extra){SLICE("x-leasegate-lease"), lease};
-        add[n++] = (struct http_extra){SLICE("x-leasegate-wait-ms"),
-                                       {wait_ms, str_put_u64(wait_ms, (c->admitted_us - c->began_us) / 1000)}};
+        add[n++] =
+            (struct http_extra){SLICE("x-leasegate-wait-ms"),
+                                {wait_ms, str_put_u64(wait_ms, (c->admitted_us - c->began_us) / 1000)}};
     }
     *o = (struct http_response_out){
         .client_minor = c->client_minor,
@@ -873,9 +884,11 @@ static void on_response_end(void *owner)
 static bool replay(struct call *c)
 {
     struct request *r = c->request;
-    bool untouched = !c->request_out && r != NULL && r->sent.bytes == 0 && upstream_sent_bytes(&c->upstream) == c->sent_mark;
+    bool untouched = !c->request_out && r != NULL && r->sent.bytes == 0 &&
+                     upstream_sent_bytes(&c->upstream) == c->sent_mark;
 
-    if (r == NULL || c->client == NULL || c->replayed || !upstream_reused(&c->upstream) || c->upstream.any_byte)
+    if (r == NULL || c->client == NULL || c->replayed || !upstream_reused(&c->upstream) ||
+        c->upstream.any_byte)
         return false;
     if (!r->may_replay && !untouched)
         return false;
@@ -893,9 +906,12 @@ static bool replay(struct call *c)
 static void on_fail(void *owner, enum upstream_fail why, const char *detail)
 {
     static const enum outcome outcomes[] = {
-        [UPSTREAM_FAIL_RESOLVE] = OUTCOME_UPSTREAM_UNREACHABLE, [UPSTREAM_FAIL_CONNECT] = OUTCOME_UPSTREAM_UNREACHABLE,
-        [UPSTREAM_FAIL_TLS] = OUTCOME_UPSTREAM_TLS,             [UPSTREAM_FAIL_CONNECT_TIMEOUT] = OUTCOME_CONNECT_TIMEOUT,
-        [UPSTREAM_FAIL_CLOSED] = OUTCOME_UPSTREAM_CLOSED,       [UPSTREAM_FAIL_BAD] = OUTCOME_UPSTREAM_BAD,
+        [UPSTREAM_FAIL_RESOLVE] = OUTCOME_UPSTREAM_UNREACHABLE,
+        [UPSTREAM_FAIL_CONNECT] = OUTCOME_UPSTREAM_UNREACHABLE,
+        [UPSTREAM_FAIL_TLS] = OUTCOME_UPSTREAM_TLS,
+        [UPSTREAM_FAIL_CONNECT_TIMEOUT] = OUTCOME_CONNECT_TIMEOUT,
+        [UPSTREAM_FAIL_CLOSED] = OUTCOME_UPSTREAM_CLOSED,
+        [UPSTREAM_FAIL_BAD] = OUTCOME_UPSTREAM_BAD,
         [UPSTREAM_FAIL_MEMORY] = OUTCOME_NO_MEMORY,
     };
     struct call *c = owner;
@@ -965,13 +981,15 @@ static void on_client_end(void *owner, enum client_end how)
         if (c->body_done)
             probe(c);
         if (c->body_done || c->client_paused) /* paused: seen ahead of a body that was not read yet */
-            return; /* the call goes on; an RST, when one comes, ends it */
+            return;                           /* the call goes on; an RST, when one comes, ends it */
     }
     if (worth_draining(c))
         call_drain(c);
     else
         call_end(c, how == CLIENT_END_STALLED ? OUTCOME_CLIENT_STALLED : OUTCOME_CLIENT_GONE,
-                 how == CLIENT_END_FIN ? "closed" : how == CLIENT_END_RESET ? "reset" : "took no bytes");
+                 how == CLIENT_END_FIN     ? "closed"
+                 : how == CLIENT_END_RESET ? "reset"
+                                           : "took no bytes");
 }
 
 /* --- tunnels -------------------------------------------------------------------------------------------------------- */
@@ -992,9 +1010,9 @@ static void on_client_raw(void *owner, char *bytes, size_t n)
 static void on_upstream_raw(void *owner, char *bytes, size_t n)
 {
     struct call *c = owner;
+    bool ok = relay_body(&c->relay, bytes, n, false);
 
-    if (!relay_body(&c->relay, bytes, n, false))
-        return;
+    (void)ok; /* where it failed, the client's end follows */
 }
 
 static void on_upstream_raw_end(void *owner)
@@ -1014,11 +1032,13 @@ static void on_upstream_raw_end(void *owner)
 static enum client_finish answer(struct call *c, enum outcome o, const struct reply *given)
 {
     const struct outcome_info *info = outcome_info(o);
-    struct reply r = given == NULL ? (struct reply){0} : *given;
+    struct reply r = {0};
     struct buf out = {0};
     struct iovec iov;
     bool written;
 
+    if (given != NULL)
+        r = *given;
     relay_drop_head(&c->relay);
     r.api = c->api;
     if (r.status == 0)
@@ -1031,7 +1051,8 @@ static enum client_finish answer(struct call *c, enum outcome o, const struct re
         r.request_id = c->note->request_id;
     if (r.retry_after_ms == 0 && info->retry)
         r.retry_after_ms = RETRY_FAULT_MS;
-    r.close = !client_can_keep(c->client) || o == OUTCOME_REQUEST_TIMEOUT; /* its rest would not come either */
+    r.close = !client_can_keep(c->client) ||
+              o == OUTCOME_REQUEST_TIMEOUT; /* its rest would not come either */
     r.keep_alive = c->explicit_keep_alive;
     r.head_request = c->head_request;
     c->status = (uint16_t)r.status;
@@ -1046,11 +1067,13 @@ static enum client_finish answer(struct call *c, enum outcome o, const struct re
 static enum client_finish cut(struct call *c, enum outcome o)
 {
     const struct sse *sse = &c->relay.sse;
-    enum reply_sse_at at = sse->boundary ? REPLY_SSE_BOUNDARY : sse->in_line_ ? REPLY_SSE_IN_LINE : REPLY_SSE_LINE;
+    enum reply_sse_at at = sse->boundary   ? REPLY_SSE_BOUNDARY
+                           : sse->in_line_ ? REPLY_SSE_IN_LINE
+                                           : REPLY_SSE_LINE;
     struct buf out = {0};
     bool told = c->relay.is_sse &&
-                reply_sse_error(&out, c->api, slice_of(outcome_info(o)->word), slice_of(outcome_info(o)->message),
-                                c->note->request_id, at) &&
+                reply_sse_error(&out, c->api, slice_of(outcome_info(o)->word),
+                                slice_of(outcome_info(o)->message), c->note->request_id, at) &&
                 relay_body(&c->relay, out.p, out.n, false);
 
     buf_free(&out);
@@ -1080,7 +1103,8 @@ static enum client_finish part_from_client(struct call *c, enum outcome o, const
 }
 
 /* What the log line will say, taken down while everything is still there. */
-static void take_down(const struct call *c, enum outcome o, const struct reply *given, const char *detail, struct note_end *e)
+static void take_down(const struct call *c, enum outcome o, const struct reply *given, const char *detail,
+                      struct note_end *e)
 {
     *e = (struct note_end){
         .outcome = o,
@@ -1095,10 +1119,12 @@ static void take_down(const struct call *c, enum outcome o, const struct reply *
         .bytes_in = c->body_bytes,
         .replayed = c->replayed,
     };
-    note_text(e->reason, sizeof(e->reason), given != NULL && given->reason.n > 0 ? given->reason : slice_of(outcome_info(o)->word));
+    note_text(e->reason, sizeof(e->reason),
+              given != NULL && given->reason.n > 0 ? given->reason : slice_of(outcome_info(o)->word));
     note_text(e->limit, sizeof(e->limit), given != NULL ? given->limit : (struct slice){NULL, 0});
     note_text(e->lease, sizeof(e->lease), admission_lease_id(&c->admission));
-    note_text(e->client, sizeof(e->client), c->client != NULL ? client_address(c->client) : slice_of(c->client_address));
+    note_text(e->client, sizeof(e->client),
+              c->client != NULL ? client_address(c->client) : slice_of(c->client_address));
 }
 
 static void record(struct call *c, struct note_end *e)
@@ -1141,7 +1167,9 @@ static void call_refuse(struct call *c, enum outcome o, const struct reply *give
     deadline_cancel(loop_of(c), &c->deadline);
     take_down(c, o, given, detail, &e);
     upstream_close(&c->upstream);
-    admission_end(&c->admission, c->to == NULL ? 0 : c->response_done ? c->to->release_delay_ms : c->to->abort_delay_ms);
+    admission_end(&c->admission, c->to == NULL      ? 0
+                                 : c->response_done ? c->to->release_delay_ms
+                                                    : c->to->abort_delay_ms);
     if (client != NULL) {
         enum client_finish how = part_from_client(c, o, given);
 
@@ -1159,31 +1187,33 @@ static void call_end(struct call *c, enum outcome o, const char *detail)
 
 void call_end_all(struct list *calls)
 {
-    list_for_each_safe(node, calls)
+    list_for_each_safe (node, calls)
         call_end(container_of(node, struct call, node), OUTCOME_DRAIN_CUT, "");
 }
 
 /* --- heads that begin no call ----------------------------------------------------------------------------------------- */
 
-static void answer_bad_head(struct client *client, struct service *s, enum outcome o, struct reply *r)
+static void answer_bad_head(struct client *client, struct service *s, enum outcome o, const struct reply *given)
 {
     char id[64];
+    struct reply r = *given;
     struct buf out = {0};
     struct iovec iov;
     bool written;
-    struct note_end e = {.outcome = o, .phase = OUTCOME_PHASE_HEAD, .status = r->status, .detail = "", .upstream = ""};
+    struct note_end e = {
+        .outcome = o, .phase = OUTCOME_PHASE_HEAD, .status = r.status, .detail = "", .upstream = ""};
 
-    r->request_id = make_request_id(s, id);
-    r->close = true;
-    note_text(e.reason, sizeof(e.reason), r->reason);
+    r.request_id = make_request_id(s, id);
+    r.close = true;
+    note_text(e.reason, sizeof(e.reason), r.reason);
     note_text(e.client, sizeof(e.client), client_address(client));
     e.began_us = e.ended_us = loop_now_us();
-    written = reply_put(&out, r);
+    written = reply_put(&out, &r);
     iov = (struct iovec){out.p, out.n};
     written = written && client_write(client, &iov, 1);
     buf_free(&out);
     client_finish(client, written ? CLIENT_CLOSE : CLIENT_DROP);
-    metrics_call_ended(o, OUTCOME_PHASE_HEAD, r->status);
+    metrics_call_ended(o, OUTCOME_PHASE_HEAD, r.status);
     if (s->config->log.calls)
         note_log(NULL, &e);
 }
@@ -1202,7 +1232,8 @@ static void on_head_timeout(void *arg, struct client *client)
 {
     const struct call_entry *entry = arg;
     const struct outcome_info *info = outcome_info(OUTCOME_REQUEST_TIMEOUT);
-    struct reply r = {.status = info->status, .reason = slice_of(info->word), .message = slice_of(info->message)};
+    struct reply r = {
+        .status = info->status, .reason = slice_of(info->word), .message = slice_of(info->message)};
 
     answer_bad_head(client, *entry->service, OUTCOME_REQUEST_TIMEOUT, &r);
 }

@@ -12,7 +12,8 @@
 #include "mem.h"
 #include "metrics.h"
 
-#define LINGER_BYTES (32u * 1024 * 1024) /* a 30 MB upload is read to its end so that its 413 is seen (cases H137) */
+#define LINGER_BYTES                                                                                         \
+    (32u * 1024 * 1024) /* a 30 MB upload is read to its end so that its 413 is seen (cases H137) */
 #define LINGER_MS 5000
 #define DISCARD_MAX (256 * 1024) /* a rest of a body that is worth reading to keep the connection */
 
@@ -32,10 +33,10 @@ struct client {
     uint32_t exchanges;
     uint8_t state;
     bool body_done;
-    bool keep;     /* the request allows another one */
+    bool keep; /* the request allows another one */
     bool want_continue;
-    bool paused;   /* by the owner */
-    bool ended;    /* FIN has come */
+    bool paused; /* by the owner */
+    bool ended;  /* FIN has come */
     uint8_t minor;
 };
 
@@ -253,7 +254,8 @@ static void on_data(void *owner, char *bytes, size_t n)
         c->group->ops->on_raw(c->owner, bytes, n);
         return;
     }
-    if (c->in.n > 0) { /* a head in pieces, or more sent ahead (look_again gives it to a tunnel): joined to what was there */
+    if (c->in.n >
+        0) { /* a head in pieces, or more sent ahead (look_again gives it to a tunnel): joined to what was there */
         keep_rest(c, bytes, n);
         if (c->state == CLIENT_HEAD || c->state == CLIENT_IDLE)
             loop_defer(c->group->loop, &c->again);
@@ -399,7 +401,7 @@ void client_group_init(struct client_group *g, struct loop *l, const struct clie
 void client_group_close(struct client_group *g)
 {
     g->closing = true;
-    list_for_each_safe(node, &g->clients) {
+    list_for_each_safe (node, &g->clients) {
         struct client *c = container_of(node, struct client, node);
 
         if (c->state == CLIENT_IDLE)
@@ -410,7 +412,7 @@ void client_group_close(struct client_group *g)
 void client_group_drop(struct client_group *g)
 {
     g->closing = true;
-    list_for_each_safe(node, &g->clients)
+    list_for_each_safe (node, &g->clients)
         close_now(container_of(node, struct client, node));
 }
 

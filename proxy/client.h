@@ -21,8 +21,8 @@
 struct client;
 
 enum client_end {
-    CLIENT_END_FIN,   /* it sends no more: how every SDK aborts, and how a half-close looks */
-    CLIENT_END_RESET, /* it is certainly gone */
+    CLIENT_END_FIN,     /* it sends no more: how every SDK aborts, and how a half-close looks */
+    CLIENT_END_RESET,   /* it is certainly gone */
     CLIENT_END_STALLED, /* it takes no bytes for write_timeout */
 };
 
@@ -38,7 +38,9 @@ struct client_ops {
     void (*on_body_end)(void *owner);
     void (*on_bad_body)(void *owner, enum parse_error e);
     void (*on_drain)(void *owner); /* client_full was true, and is no longer */
-    void (*on_end)(void *owner, enum client_end how); /* RESET and STALLED are the last event; FIN may be followed by them */
+    void (*on_end)(
+        void *owner,
+        enum client_end how); /* RESET and STALLED are the last event; FIN may be followed by them */
     void (*on_raw)(void *owner, char *bytes, size_t n); /* after client_tunnel */
 };
 

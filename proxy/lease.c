@@ -908,12 +908,23 @@ static void probe(struct leases *ls)
         return; /* no memory: the first admit will tell */
 }
 
+/*
+ * So long nobody is let in at a server that has forgotten who holds what: those who hold something may still be in
+ * the last step of their backoff.
+ */
+static uint64_t pause_ms(const struct leases *ls)
+{
+    uint64_t others_ms = redis_reconnect_ms(ls->redis);
+
+    return ls->config->heartbeat_ms > others_ms ? ls->config->heartbeat_ms : others_ms;
+}
+
 static void on_ready(void *owner)
 {
     struct leases *ls = owner;
 
     ls->connected_ms = loop_now_ms(ls->loop);
-    ls->hold_until_ms = redis_server_changed(ls->redis) ? ls->connected_ms + ls->config->heartbeat_ms : 0;
+    ls->hold_until_ms = redis_server_changed(ls->redis) ? ls->connected_ms + pause_ms(ls) : 0;
     each_set(ls, set_renew_all, NULL);
     each_set(ls, set_release, NULL);
     probe(ls);
@@ -1299,6 +1310,12 @@ void leases_reconfigure(struct leases *ls, struct config *c)
     ls->config = config_ref(c);
     each_set(ls, set_recap, NULL);
     config_unref(old);
+}
+
+void leases_set_redis(struct leases *ls, struct config *c, const struct config_redis *conf,
+                      struct tls_context *tls)
+{
+    redis_reconfigure(ls->redis, c, conf, tls);
 }
 
 static void free_leases_in(struct list *list)

@@ -13,8 +13,9 @@
  * loop turn is one write. A release that could not be delivered is owed: sent again after the reconnect,
  * and forgotten when it is older than ttl and a heartbeat (then it has expired by itself).
  *
- * Another server than before (restarted empty, failed over): grants pause for one heartbeat, while all
- * instances put back what they hold. Asks wait meanwhile; they are not refused.
+ * Another server than before (restarted empty, failed over): grants pause for one heartbeat, or longer where
+ * others may need longer to connect again, while all instances put back what they hold. Asks wait meanwhile;
+ * they are not refused.
  */
 #ifndef LG_LEASE_H
 #define LG_LEASE_H
@@ -28,7 +29,7 @@ struct lease;
 
 #define LEASE_SCOPES_MAX 8 /* limits that count one call */
 #define LEASE_ID_MAX 64
-#define LEASE_SCOPE_MAX 160 /* "<limit>[/<value>…]", values hashed where long or unusual */
+#define LEASE_SCOPE_MAX 200 /* "<limit>[/<value>…]", values hashed where long or unusual */
 
 /* One counted scope: a limit and, where the limit is `per` something, the values. */
 struct lease_scope {
@@ -74,6 +75,9 @@ struct leases *leases_new(struct loop *l, struct config *c, const struct config_
                           struct tls_context *tls, const char *instance);
 /* A newer snapshot: timings and caps from now on. Keys and ids stay. */
 void leases_reconfigure(struct leases *ls, struct config *c);
+/* The same server, as a newer snapshot has it: user, password, deadline, TLS. References as in leases_new. */
+void leases_set_redis(struct leases *ls, struct config *c, const struct config_redis *conf,
+                      struct tls_context *tls);
 /*
  * Everything has been released (lease_end was called for each): true when nothing is owed and nothing in
  * flight. For the exit.

@@ -24,9 +24,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PARCEL_BYTES 16384             /* handed over when it has grown to this */
+#define PARCEL_BYTES 16384                /* handed over when it has grown to this */
 #define QUEUE_MAX_BYTES (8 * 1024 * 1024) /* of all parcels that the writer has not written yet */
-#define LINE_MAX_BYTES 8192            /* a longer line is cut at a field */
+#define LINE_MAX_BYTES 8192               /* a longer line is cut at a field */
 
 struct parcel {
     struct list_node node;
@@ -161,7 +161,8 @@ void log_close(void)
 
 static bool room(struct log_line *l, size_t more_bytes)
 {
-    return l != NULL && l->out->n - l->start + more_bytes <= LINE_MAX_BYTES && buf_reserve(l->out, more_bytes);
+    return l != NULL && l->out->n - l->start + more_bytes <= LINE_MAX_BYTES &&
+           buf_reserve(l->out, more_bytes);
 }
 
 static void put_raw(struct log_line *l, const char *s, size_t n)
@@ -223,9 +224,10 @@ void log_text(struct log_line *l, const char *key, const char *value)
 void log_u64(struct log_line *l, const char *key, uint64_t value)
 {
     char digits[20];
+    size_t n = str_put_u64(digits, value);
 
-    if (l != NULL && put_key(l, key, sizeof(digits)))
-        put_raw(l, digits, str_put_u64(digits, value));
+    if (l != NULL && put_key(l, key, n))
+        put_raw(l, digits, n);
 }
 
 void log_i64(struct log_line *l, const char *key, int64_t value)

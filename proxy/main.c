@@ -156,10 +156,12 @@ static int boot(struct process *p, struct config *c, struct buf *why)
             return fail_boot("cannot listen for admin", why);
     }
     for (size_t i = 0; i < c->n_listens; i++)
-        log_event(LOG_INFO, "start", "listening on %s (port %u)", c->listens[i].address.text, (unsigned)ports[i]);
+        log_event(LOG_INFO, "start", "listening on %s (port %u)", c->listens[i].address.text,
+                  (unsigned)ports[i]);
     if (p->admin != NULL)
         log_event(LOG_INFO, "start", "admin on %s (port %u)", c->admin.text, (unsigned)admin_port(p->admin));
-    log_event(LOG_INFO, "start", "leasegate %s, instance %s, %zu threads", LEASEGATE_VERSION, p->shared.instance, p->n_workers);
+    log_event(LOG_INFO, "start", "leasegate %s, instance %s, %zu threads", LEASEGATE_VERSION,
+              p->shared.instance, p->n_workers);
     log_flush();
     mem_free(ports);
     for (size_t i = 0; i < p->n_workers; i++)
@@ -183,7 +185,8 @@ static const char *needs_restart(const struct config *old, const struct config *
         return "redis prefix";
     if (old->workers != fresh->workers)
         return "workers";
-    if (old->has_admin != fresh->has_admin || (old->has_admin && strcmp(old->admin.text, fresh->admin.text) != 0))
+    if (old->has_admin != fresh->has_admin ||
+        (old->has_admin && strcmp(old->admin.text, fresh->admin.text) != 0))
         return "admin address";
     return "";
 }
@@ -255,7 +258,8 @@ static void reload(struct process *p)
 
 static void drain(struct process *p)
 {
-    log_event(LOG_INFO, "drain", p->draining ? "again: ending what is still running" : "no new calls; running ones may end");
+    log_event(LOG_INFO, "drain",
+              p->draining ? "again: ending what is still running" : "no new calls; running ones may end");
     p->draining = true;
     __atomic_store_n(&p->view.draining, true, __ATOMIC_RELEASE);
     for (size_t i = 0; i < p->n_workers; i++)
@@ -356,8 +360,11 @@ static int run(const char *path)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"config", required_argument, NULL, 'c'}, {"dump", no_argument, NULL, 'd'}, {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},      {NULL, 0, NULL, 0},
+        {"config", required_argument, NULL, 'c'},
+        {"dump", no_argument, NULL, 'd'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
     };
     const char *path = "proxy.conf", *verb = "run";
     bool dump = false;

@@ -136,7 +136,8 @@ unsigned metrics_limit_row(const char *name)
         if (n_limits == METRICS_LIMITS_MAX) {
             row = METRICS_LIMITS_MAX - 1;
         } else {
-            const char *shown = n_limits == METRICS_LIMITS_MAX - 1 ? "(other)" : name; /* no name of a limit */
+            const char *shown = n_limits == METRICS_LIMITS_MAX - 1 ? "(other)"
+                                                                   : name; /* no name of a limit */
 
             limit_names[n_limits++] = mem_must_strndup(shown, strlen(shown));
         }
@@ -216,8 +217,8 @@ static uint64_t sum_at(size_t offset)
 
 static void put_counters(struct writer *w)
 {
-#define X(id, name, help)                                                                                              \
-    put_head(w, name, "counter", help);                                                                                \
+#define X(id, name, help)                                                                                    \
+    put_head(w, name, "counter", help);                                                                      \
     put(w, "%s %llu\n", name, (unsigned long long)SUM(counters[METRICS_##id]));
     METRICS_COUNTERS(X)
 #undef X
@@ -225,8 +226,8 @@ static void put_counters(struct writer *w)
 
 static void put_gauges(struct writer *w)
 {
-#define X(id, name, help)                                                                                              \
-    put_head(w, name, "gauge", help);                                                                                  \
+#define X(id, name, help)                                                                                    \
+    put_head(w, name, "gauge", help);                                                                        \
     put(w, "%s %lld\n", name, (long long)SUM(gauges[METRICS_GAUGE_##id]));
     METRICS_GAUGES(X)
 #undef X
@@ -306,11 +307,14 @@ static void put_limits(struct writer *w)
         put_head(w, table[i].name, table[i].type, table[i].help);
         for (unsigned row = 0; row < n_limits; row++)
             put(w, "%s{limit=\"%s\"} %lld\n", table[i].name, limit_names[row],
-                (long long)sum_at(offsetof(struct metrics, limits) + row * sizeof(struct limit_counts) + table[i].offset));
+                (long long)sum_at(offsetof(struct metrics, limits) + row * sizeof(struct limit_counts) +
+                                  table[i].offset));
     }
-    put_head(w, "leasegate_limit_cap", "gauge", "Configured slots of the limit (of each scope, where it is per something).");
+    put_head(w, "leasegate_limit_cap", "gauge",
+             "Configured slots of the limit (of each scope, where it is per something).");
     for (unsigned row = 0; row < n_limits; row++)
-        put(w, "leasegate_limit_cap{limit=\"%s\"} %llu\n", limit_names[row], (unsigned long long)get(&limit_caps[row]));
+        put(w, "leasegate_limit_cap{limit=\"%s\"} %llu\n", limit_names[row],
+            (unsigned long long)get(&limit_caps[row]));
 }
 
 bool metrics_write(struct buf *out)
@@ -320,7 +324,8 @@ bool metrics_write(struct buf *out)
     pthread_mutex_lock(&lock);
     put_counters(&w);
     put_gauges(&w);
-#define X(id, name, help) put_histogram(&w, offsetof(struct metrics, histograms[METRICS_HISTOGRAM_##id]), name, help);
+#define X(id, name, help)                                                                                    \
+    put_histogram(&w, offsetof(struct metrics, histograms[METRICS_HISTOGRAM_##id]), name, help);
     METRICS_HISTOGRAMS(X)
 #undef X
     put_outcomes(&w);

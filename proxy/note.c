@@ -27,7 +27,8 @@ static struct slice field(const struct http_head *h, enum http_field_id id, size
     return (struct slice){v.p, size_min(v.n, max)};
 }
 
-struct note *note_new(const struct http_head *h, const struct route *r, enum config_tenant_log how, struct slice own_id)
+struct note *note_new(const struct http_head *h, const struct route *r, enum config_tenant_log how,
+                      struct slice own_id)
 {
     char shown[512], hashed[32], *at;
     struct slice target = route_loggable_target(http_target(h), shown, sizeof(shown));

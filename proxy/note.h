@@ -14,12 +14,13 @@
 
 struct note {
     struct slice method, target, tenant, task, request_id, traceparent; /* into bytes_, or static */
-    char *model; /* "": none or not known yet; owned */
+    char *model;                                                        /* "": none or not known yet; owned */
     char bytes_[];
 };
 
 /* own_id: the request id where the client sent none. NULL: no memory. Owner: the caller, note_free. */
-struct note *note_new(const struct http_head *h, const struct route *r, enum config_tenant_log how, struct slice own_id);
+struct note *note_new(const struct http_head *h, const struct route *r, enum config_tenant_log how,
+                      struct slice own_id);
 /* The model is known. False: no memory. */
 MUST_CHECK bool note_set_model(struct note *n, struct slice model);
 void note_free(struct note *n);
@@ -33,7 +34,7 @@ struct note_end {
     char limit[NOTE_WORD_MAX];
     char lease[NOTE_LEASE_MAX];
     char client[NOTE_WORD_MAX];
-    const char *detail; /* "": none */
+    const char *detail;   /* "": none */
     const char *upstream; /* "": none */
     uint64_t began_us, admitted_us, opened_us, head_us, ended_us;
     uint64_t bytes_in, bytes_out;

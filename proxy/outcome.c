@@ -4,11 +4,11 @@
 #include "outcome.h"
 
 static const struct outcome_info infos[OUTCOME_COUNT] = {
-#define X(id, word_, who_, status_, retry_, message_)                                                                  \
-    [OUTCOME_##id] = {.word = (word_),                                                                                 \
-                      .message = (message_),                                                                           \
-                      .status = (status_),                                                                             \
-                      .who = OUTCOME_BY_##who_,                                                                        \
+#define X(id, word_, who_, status_, retry_, message_)                                                        \
+    [OUTCOME_##id] = {.word = (word_),                                                                       \
+                      .message = (message_),                                                                 \
+                      .status = (status_),                                                                   \
+                      .who = OUTCOME_BY_##who_,                                                              \
                       .retry = (retry_)},
     OUTCOMES(X)
 #undef X

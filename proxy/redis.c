@@ -1163,6 +1163,22 @@ failed:
     return NULL;
 }
 
+void redis_reconfigure(struct redis *r, struct config *c, const struct config_redis *conf,
+                       struct tls_context *tls)
+{
+    struct config *old = r->config;
+
+    BUG_ON((r->tls == NULL) != (tls == NULL));
+    r->config = config_ref(c);
+    r->conf = conf;
+    config_unref(old);
+    if (tls == NULL)
+        return;
+    tls_context_ref(tls);
+    tls_context_unref(r->tls);
+    r->tls = tls;
+}
+
 void redis_free(struct redis *r)
 {
     if (r->stream != NULL)
@@ -1181,6 +1197,11 @@ void redis_free(struct redis *r)
         tls_context_unref(r->tls);
     config_unref(r->config);
     mem_free(r);
+}
+
+uint64_t redis_reconnect_ms(const struct redis *r)
+{
+    return BACKOFF_MAX_MS * 6 / 5 + r->conf->timeout_ms; /* with the most jitter */
 }
 
 bool redis_usable(const struct redis *r)

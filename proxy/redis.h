@@ -64,6 +64,12 @@ struct redis_ops {
 struct redis *redis_new(struct loop *l, struct config *c, const struct config_redis *conf,
                         struct tls_context *tls, const struct redis_ops *ops, void *owner);
 /*
+ * A newer snapshot of the same server: its user, password, deadline and TLS from the next use on. A connection
+ * that is in order stays. References as in redis_new; whether it is plain or TLS may not change.
+ */
+void redis_reconfigure(struct redis *r, struct config *c, const struct config_redis *conf,
+                       struct tls_context *tls);
+/*
  * Closes. The callbacks of commands in flight are dropped; none of any kind comes afterwards. Not from inside
  * a callback.
  */
@@ -76,6 +82,8 @@ bool redis_usable(const struct redis *r);
  * may begin.
  */
 bool redis_accepts(const struct redis *r);
+/* A server that is back has been found by every instance after so long: a step of the backoff, a deadline. */
+uint64_t redis_reconnect_ms(const struct redis *r);
 /*
  * Why it is not usable: a reason word for logs, /readyz and metrics ("connecting", "timeout", "refused",
  * "auth", "loading", "readonly", …). "" when usable.

@@ -20,15 +20,15 @@ struct relay {
     struct client *client; /* NULL: gone; what comes is discarded */
     struct upstream *upstream;
     struct loop *loop;
-    struct buf head_;    /* not written yet */
-    struct task flush_;  /* writes head_ at the end of the turn */
+    struct buf head_;   /* not written yet */
+    struct task flush_; /* writes head_ at the end of the turn */
     struct sse sse;
-    uint64_t bytes;      /* of response body passed on */
-    uint64_t discarded;  /* of response body, after the client had gone */
-    bool head_sent;      /* to the client's connection */
-    bool chunked;        /* towards the client */
-    bool is_sse;         /* an uncompressed event stream */
-    bool paused;         /* the upstream, because the client is full */
+    uint64_t bytes;     /* of response body passed on */
+    uint64_t discarded; /* of response body, after the client had gone */
+    bool head_sent;     /* to the client's connection */
+    bool chunked;       /* towards the client */
+    bool is_sse;        /* an uncompressed event stream */
+    bool paused;        /* the upstream, because the client is full */
 };
 
 void relay_init(struct relay *r, struct loop *l, struct client *c, struct upstream *u);

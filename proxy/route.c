@@ -2,7 +2,7 @@
  * route.c - routing, tenant, model from the head, scopes.
  *
  * Where the model stands, by API:
- *   Gemini      /v1beta/models/NAME:verb, /v1/models/NAME:verb      between "models/" and the last ':'
+ *   Gemini      /v1beta/models/NAME:verb, /v1/models/NAME:verb      between "models/" and the last ':', in a POST
  *   Vertex      …/publishers/P/models/NAME:verb                     likewise
  *   Azure       /openai/deployments/NAME/…                          the path wins over the body
  *   Bedrock     /model/NAME/invoke…                                 percent-decoded once
@@ -70,10 +70,11 @@ static void model_is(struct route *r, struct slice raw)
 
 /* What the words of a path tell. One walk over it serves every question. */
 struct path_facts {
-    struct slice model;  /* named in the path; raw */
+    struct slice model; /* named in the path; raw */
     bool names_model;
-    bool required;       /* the body of a POST always names a model */
-    bool impossible;     /* files, and things handled by id: bodies without a model, perhaps huge */
+    bool post;
+    bool required;   /* the body of a POST always names a model */
+    bool impossible; /* files, and things handled by id: bodies without a model, perhaps huge */
     bool anthropic, gemini, openai;
 };
 
@@ -170,7 +171,7 @@ static void heed_word(enum word word, enum word before, bool first, struct slice
         f->required = last && f->anthropic;
         break;
     case WORD_MODELS:
-        if (!f->names_model)
+        if (!f->names_model && f->post) /* a GET of ft:NAME:ORG::ID is a look-up, and its colons no verb's */
             model_before_verb(rest, f);
         break;
     case WORD_MODEL:
@@ -190,9 +191,9 @@ static void heed_word(enum word word, enum word before, bool first, struct slice
     }
 }
 
-static struct path_facts read_path(struct slice path)
+static struct path_facts read_path(struct slice path, bool post)
 {
-    struct path_facts f = {0};
+    struct path_facts f = {.post = post};
     enum word before = WORD_OTHER;
     bool first = true;
 
@@ -235,15 +236,19 @@ static void model_in_query(struct route *r, struct slice query)
             return;
         }
         found = true;
-        model_is(r, equals == pair.n ? (struct slice){NULL, 0} : (struct slice){pair.p + equals + 1, pair.n - equals - 1});
+        model_is(r, equals == pair.n ? (struct slice){NULL, 0}
+                                     : (struct slice){pair.p + equals + 1, pair.n - equals - 1});
         if (r->model_from == ROUTE_MODEL_BAD)
             return;
     }
 }
 
-static void find_model(const struct config *c, const struct http_head *h, const struct path_facts *facts, struct route *r)
+static void find_model(const struct config *c, const struct http_head *h, const struct path_facts *facts,
+                       struct route *r)
 {
-    const struct http_field *field = c->model_header[0] == '\0' ? NULL : http_find_name(h, slice_of(c->model_header));
+    const struct http_field *field = c->model_header[0] == '\0'
+                                         ? NULL
+                                         : http_find_name(h, slice_of(c->model_header));
     bool required = h->method == HTTP_POST && facts->required;
 
     r->model_from = ROUTE_MODEL_NONE;
@@ -266,8 +271,8 @@ static void find_model(const struct config *c, const struct http_head *h, const 
 /* Where each API's SDK puts its key. */
 static struct slice caller_key(const struct http_head *h)
 {
-    static const enum http_field_id ids[] = {HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_X_API_KEY, HTTP_FIELD_API_KEY,
-                                             HTTP_FIELD_X_GOOG_API_KEY};
+    static const enum http_field_id ids[] = {HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_X_API_KEY,
+                                             HTTP_FIELD_API_KEY, HTTP_FIELD_X_GOOG_API_KEY};
 
     for (size_t i = 0; i < ARRAY_LEN(ids); i++) {
         const struct http_field *f = http_find(h, ids[i]);
@@ -322,7 +327,10 @@ static void find_tenant(const struct config *c, const struct http_head *h, struc
 
 static enum config_api api_of(const struct path_facts *f, enum config_api fallback)
 {
-    return f->anthropic ? CONFIG_API_ANTHROPIC : f->gemini ? CONFIG_API_GEMINI : f->openai ? CONFIG_API_OPENAI : fallback;
+    return f->anthropic ? CONFIG_API_ANTHROPIC
+           : f->gemini  ? CONFIG_API_GEMINI
+           : f->openai  ? CONFIG_API_OPENAI
+                        : fallback;
 }
 
 static bool limit_asks_for_model(const struct config_limit *l)
@@ -352,7 +360,7 @@ static bool limit_may_count(const struct config_limit *l, const struct route *r)
 bool route_find(const struct config *c, const struct http_head *h, struct route *out)
 {
     struct slice target = http_target(h);
-    struct path_facts facts = read_path(path_of(target));
+    struct path_facts facts = read_path(path_of(target), h->method == HTTP_POST);
 
     memset(out, 0, offsetof(struct route, model));
     model_name_init(&out->model);
@@ -425,8 +433,9 @@ int route_scopes(const struct config *c, const struct route *r, struct lease_sco
 /* Parameters that never carry a secret; the value of any other is hidden. */
 static bool is_harmless(struct slice key)
 {
-    static const char *const names[] = {"model", "alt", "api-version", "stream", "limit", "after", "before", "order",
-                                        "beta", "purpose", "include", "pageSize", "pageToken"};
+    static const char *const names[] = {"model",   "alt",      "api-version", "stream", "limit",
+                                        "after",   "before",   "order",       "beta",   "purpose",
+                                        "include", "pageSize", "pageToken"};
 
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         if (slice_eq(key, slice_of(names[i])))

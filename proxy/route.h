@@ -24,12 +24,12 @@ enum route_model {
 
 struct route {
     const struct config_upstream *upstream;
-    enum config_api api;          /* shape of bodies that are made here */
+    enum config_api api; /* shape of bodies that are made here */
     enum route_model model_from;
     enum bodyscan_error model_error;
-    bool scan;                    /* the body must be scanned before admission */
-    struct model_name model;      /* empty until it is known */
-    struct slice tenant;          /* into the head, the configuration or tenant_buf_; empty: none */
+    bool scan;               /* the body must be scanned before admission */
+    struct model_name model; /* empty until it is known */
+    struct slice tenant;     /* into the head, the configuration or tenant_buf_; empty: none */
     char tenant_buf_[40];
 };
 

@@ -21,10 +21,10 @@ struct service {
     struct snapshot *snapshot;
     const struct config *config; /* of the snapshot */
     struct service_shared *shared;
-    struct admit *admit;         /* of the loop: outlives the service */
-    struct upool **pools;        /* one an upstream, made at first use */
-    struct list *calls;          /* of the loop, under every snapshot */
-    uint64_t sequence;           /* request ids */
+    struct admit *admit;  /* of the loop: outlives the service */
+    struct upool **pools; /* one an upstream, made at first use */
+    struct list *calls;   /* of the loop, under every snapshot */
+    uint64_t sequence;    /* request ids */
     bool draining;
     unsigned references_; /* the worker's and one a call; own thread */
 };

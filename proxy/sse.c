@@ -13,8 +13,10 @@ void sse_init(struct sse *s)
 /* Longest of all: "event: response.incomplete" and a CR, 27 bytes: SSE_LINE_KEPT tells it from a longer line. */
 static bool is_last_word(struct slice line)
 {
-    static const struct slice events[] = {
-        {"message_stop", 12}, {"response.completed", 18}, {"response.failed", 15}, {"response.incomplete", 19}};
+    static const struct slice events[] = {{"message_stop", 12},
+                                          {"response.completed", 18},
+                                          {"response.failed", 15},
+                                          {"response.incomplete", 19}};
     size_t colon = slice_find(line, ':');
     struct slice name = {line.p, colon}, value;
 

@@ -17,7 +17,6 @@
 
 #include <stdio.h>
 #include <sys/socket.h>
-#include <uv.h>
 
 #define STAGGER_MS 250 /* RFC 8305 section 5: the next address while this one is silent */
 

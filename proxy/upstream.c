@@ -30,9 +30,11 @@ static void complete(struct upstream *u)
 
 /* --- response ------------------------------------------------------------------------------------------------ */
 
-/* A final head: tells the owner, and begins the body. False: nothing more to read here. */
-static bool begin_response(struct upstream *u, const struct http_head *h)
+/* A final head: tells the owner, and begins the body; `more`: bytes stand behind it. False: nothing more to read here. */
+static bool begin_response(struct upstream *u, const struct http_head *h, bool more)
 {
+    bool empty = h->body == HTTP_BODY_NONE || (h->body == HTTP_BODY_LENGTH && h->content_length == 0);
+
     if (h->status == 101) {
         if (!u->tunnel_) {
             fail(u, UPSTREAM_FAIL_BAD, "101 to a request that asked for no upgrade");
@@ -44,13 +46,14 @@ static bool begin_response(struct upstream *u, const struct http_head *h)
         return u->response_ == UPSTREAM_BODY;
     }
     u->tunnel_ = false;
-    u->keep_ = h->keep_alive;
+    u->keep_ = h->keep_alive &&
+               !(empty && more); /* what is behind an empty body belongs to nobody (cases H116) */
     parse_body_init(&u->body_, h);
     u->response_ = UPSTREAM_BODY;
     u->ops_->on_head(u->owner_, h);
     if (u->response_ != UPSTREAM_BODY)
         return false;
-    if (h->body == HTTP_BODY_NONE || (h->body == HTTP_BODY_LENGTH && h->content_length == 0)) {
+    if (empty) {
         complete(u);
         return false;
     }
@@ -75,14 +78,15 @@ static size_t feed_head(struct upstream *u, const char *bytes, size_t n)
         fail(u, UPSTREAM_FAIL_BAD, parse_error_text(error));
         return SIZE_MAX;
     }
-    if (head.status < 200 && head.status != 101) { /* nobody asked for it, and a forwarded 100 breaks SDKs (cases H109) */
+    if (head.status < 200 &&
+        head.status != 101) { /* nobody asked for it, and a forwarded 100 breaks SDKs (cases H109) */
         if (++u->interim_ > INTERIM_MAX) {
             fail(u, UPSTREAM_FAIL_BAD, "too many interim responses");
             return SIZE_MAX;
         }
         return length;
     }
-    return begin_response(u, &head) ? length : SIZE_MAX;
+    return begin_response(u, &head, length < n) ? length : SIZE_MAX;
 }
 
 static size_t feed_body(struct upstream *u, char *bytes, size_t n)
@@ -166,7 +170,9 @@ static void on_end(void *owner, enum stream_end how)
     else if (u->response_ == UPSTREAM_BODY && orderly && parse_body_may_end(&u->body_))
         complete(u);
     else
-        fail(u, UPSTREAM_FAIL_CLOSED, u->any_byte ? "connection ended in the middle of the response" : "connection ended without a response");
+        fail(u, UPSTREAM_FAIL_CLOSED,
+             u->any_byte ? "connection ended in the middle of the response"
+                         : "connection ended without a response");
 }
 
 static void on_error(void *owner, int error, const char *detail)
@@ -174,7 +180,10 @@ static void on_error(void *owner, int error, const char *detail)
     struct upstream *u = owner;
 
     u->keep_ = false;
-    fail(u, UPSTREAM_FAIL_CLOSED, detail != NULL ? detail : error == STREAM_ERROR_TLS ? "TLS error" : "connection reset");
+    fail(u, UPSTREAM_FAIL_CLOSED,
+         detail != NULL              ? detail
+         : error == STREAM_ERROR_TLS ? "TLS error"
+                                     : "connection reset");
 }
 
 static void on_drain(void *owner)
@@ -217,10 +226,11 @@ static void report_no_memory(struct task *t)
     fail(u, UPSTREAM_FAIL_MEMORY, "out of memory");
 }
 
-bool upstream_open(struct upstream *u, struct loop *l, struct upool *pool, bool fresh_only, const struct upstream_ops *ops,
-                   void *owner)
+bool upstream_open(struct upstream *u, struct loop *l, struct upool *pool, bool fresh_only,
+                   const struct upstream_ops *ops, void *owner)
 {
-    *u = (struct upstream){.ops_ = ops, .owner_ = owner, .pool_ = pool, .loop_ = l, .response_ = UPSTREAM_HEAD};
+    *u = (struct upstream){
+        .ops_ = ops, .owner_ = owner, .pool_ = pool, .loop_ = l, .response_ = UPSTREAM_HEAD};
     task_init(&u->report_, report_no_memory);
     if (!fresh_only)
         u->conn = upool_take_idle(pool, &conn_ops, u);
@@ -271,7 +281,7 @@ bool upstream_send_head(struct upstream *u, struct slice head, enum http_method 
     if (first_n > 0)
         iov[n++] = (struct iovec){(void *)(uintptr_t)first, first_n};
     if (first_n > 0 && u->request_chunked_)
-        iov[n++] = (struct iovec){(void *)(uintptr_t)"\r\n", 2};
+        iov[n++] = (struct iovec){(void *)(uintptr_t) "\r\n", 2};
     return stream_write(uconn_stream(u->conn), iov, n);
 }
 
@@ -287,13 +297,13 @@ bool upstream_send_body(struct upstream *u, const void *bytes, size_t n)
         iov[parts++] = (struct iovec){line, chunk_line(line, n)};
     iov[parts++] = (struct iovec){(void *)(uintptr_t)bytes, n};
     if (u->request_chunked_)
-        iov[parts++] = (struct iovec){(void *)(uintptr_t)"\r\n", 2};
+        iov[parts++] = (struct iovec){(void *)(uintptr_t) "\r\n", 2};
     return stream_write(uconn_stream(u->conn), iov, parts);
 }
 
 void upstream_send_end(struct upstream *u)
 {
-    struct iovec last = {(void *)(uintptr_t)"0\r\n\r\n", 5};
+    struct iovec last = {(void *)(uintptr_t) "0\r\n\r\n", 5};
 
     u->request_done_ = true;
     if (u->request_chunked_ && u->response_ < UPSTREAM_DONE && !stream_write(uconn_stream(u->conn), &last, 1))

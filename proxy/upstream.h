@@ -28,11 +28,11 @@ enum upstream_fail {
 };
 
 struct upstream_ops {
-    void (*on_open)(void *owner); /* a connection is there: send */
+    void (*on_open)(void *owner);                            /* a connection is there: send */
     void (*on_head)(void *owner, const struct http_head *h); /* the final response (not 1xx but 101) */
     /* n > 0, writable until it returns; `last`: on_end follows at once. */
     void (*on_body)(void *owner, char *bytes, size_t n, bool last);
-    void (*on_end)(void *owner);  /* the response is complete */
+    void (*on_end)(void *owner); /* the response is complete */
     void (*on_drain)(void *owner);
     void (*on_fail)(void *owner, enum upstream_fail why, const char *detail);
     void (*on_raw)(void *owner, char *bytes, size_t n); /* after a 101 */
@@ -56,9 +56,9 @@ struct upstream {
     bool request_done_;
     bool request_chunked_;
     bool paused_;
-    bool any_byte;     /* of a response has come */
+    bool any_byte; /* of a response has come */
     bool tunnel_;
-    uint8_t interim_;  /* 1xx heads so far: capped */
+    uint8_t interim_; /* 1xx heads so far: capped */
 };
 
 /* Begins: takes an idle connection or dials. on_open follows on a later turn, or true: it is there at once. */
@@ -69,8 +69,8 @@ bool upstream_reused(const struct upstream *u);
 /* A 101 will be welcome: the request that is about to be sent offers the upgrade. */
 void upstream_expect_upgrade(struct upstream *u);
 /* The serialised request head, and how its body is framed. False: the connection took nothing of it (on_fail follows). */
-MUST_CHECK bool upstream_send_head(struct upstream *u, struct slice head, enum http_method method, enum http_body body,
-                                   const void *first, size_t first_n);
+MUST_CHECK bool upstream_send_head(struct upstream *u, struct slice head, enum http_method method,
+                                   enum http_body body, const void *first, size_t first_n);
 /* False: failing, on_fail follows; or the response came first: stop sending. */
 MUST_CHECK bool upstream_send_body(struct upstream *u, const void *bytes, size_t n);
 void upstream_send_end(struct upstream *u);

@@ -10,16 +10,17 @@
 
 #include <pthread.h>
 
-#define TICK_MS 200       /* gauges and log lines are at most this old */
+#define TICK_MS 200 /* gauges and log lines are at most this old */
 #define DRAIN_LOOK_MS 20
-#define FAREWELL_MS 1000  /* for the last releases to reach Redis; after that they expire by themselves */
+#define FAREWELL_MS 1000   /* for the last releases to reach Redis; after that they expire by themselves */
 #define LAST_BYTES_MS 6000 /* for last responses to reach their clients: longer than a connection lingers */
 
 /* One `listen` of the configuration on this loop. */
 struct entry {
     struct call_entry call; /* arg of the group */
     struct client_group group;
-    struct stream_listener *listener; /* NULL: not in the present configuration any more; its clients live on */
+    /* NULL: not in the present configuration any more; its clients live on */
+    struct stream_listener *listener;
     char *address;
     struct worker *worker;
 };
@@ -71,7 +72,8 @@ static void on_accept(void *arg, struct stream *s)
     }
     stream_close(s);
     if (log_may_repeat(&w->refused_last_s, &w->refused_held_back, &suppressed))
-        log_event(LOG_WARN, "clients", "max_connections (%u) reached: connection closed; %llu more since the last line",
+        log_event(LOG_WARN, "clients",
+                  "max_connections (%u) reached: connection closed; %llu more since the last line",
                   w->service->config->max_connections, (unsigned long long)suppressed);
 }
 
@@ -85,7 +87,8 @@ static void apply_settings(struct client_group *g, const struct config *c)
     };
 }
 
-static struct entry *entry_new(struct worker *w, const struct snapshot *s, size_t i, uint16_t *port, struct buf *why)
+static struct entry *entry_new(struct worker *w, const struct snapshot *s, size_t i, uint16_t *port,
+                               struct buf *why)
 {
     const struct config_listen *listen = &s->config->listens[i];
     struct entry *e = mem_zalloc(sizeof(*e));
@@ -101,8 +104,8 @@ static struct entry *entry_new(struct worker *w, const struct snapshot *s, size_
     e->call = (struct call_entry){.service = &w->service, .half_close = listen->half_close};
     client_group_init(&e->group, w->loop, &call_client_ops, &e->call);
     apply_settings(&e->group, s->config);
-    e->listener = stream_listen(w->loop, listen->address.host, *port != 0 ? *port : listen->address.port, s->listen_tls[i],
-                                on_accept, e, why);
+    e->listener = stream_listen(w->loop, listen->address.host, *port != 0 ? *port : listen->address.port,
+                                s->listen_tls[i], on_accept, e, why);
     if (e->listener == NULL) {
         mem_free(e->address);
         mem_free(e);
@@ -182,7 +185,8 @@ static void on_tick(struct deadline *d)
 
 /* --- birth -------------------------------------------------------------------------------------------------------- */
 
-struct worker *worker_new(unsigned index, struct snapshot *s, struct service_shared *shared, uint16_t *ports, struct buf *why)
+struct worker *worker_new(unsigned index, struct snapshot *s, struct service_shared *shared, uint16_t *ports,
+                          struct buf *why)
 {
     struct worker *w = mem_must_zalloc(sizeof(*w));
     const struct config *c = s->config;
@@ -267,7 +271,8 @@ static void reload_listeners(struct worker *w, const struct snapshot *s)
         }
         e = entry_new(w, s, i, &port, &why);
         if (e == NULL || !add_entry(w, e))
-            log_event(LOG_ERROR, "reload", "cannot listen on %s: %.*s", c->listens[i].address.text, (int)why.n, why.p);
+            log_event(LOG_ERROR, "reload", "cannot listen on %s: %.*s", c->listens[i].address.text,
+                      (int)why.n, why.p);
         why.n = 0;
     }
     buf_free(&why);
@@ -284,10 +289,13 @@ static void reload_here(struct loop *l, void *arg)
         service_unref(w->service);
         w->service = fresh;
         leases_reconfigure(w->leases, r->snapshot->config);
+        leases_set_redis(w->leases, r->snapshot->config, &r->snapshot->config->redis[0],
+                         r->snapshot->redis_tls[0]);
         admit_reconfigure(w->admit, &r->snapshot->config->redis[0]);
         reload_listeners(w, r->snapshot);
     } else if (!w->draining) {
-        log_event(LOG_ERROR, "reload", "out of memory: the old configuration stays in force in thread %u", w->index);
+        log_event(LOG_ERROR, "reload", "out of memory: the old configuration stays in force in thread %u",
+                  w->index);
     }
     snapshot_unref(r->snapshot);
     mem_free(r);

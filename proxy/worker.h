@@ -16,7 +16,8 @@ struct worker;
  * Makes the loop, binds the listeners and begins to connect to Redis; serves nothing yet. ports[i]: 0, or the
  * port that an earlier worker got for listener i; filled in. Main thread, at boot. NULL: *why says what failed.
  */
-struct worker *worker_new(unsigned index, struct snapshot *s, struct service_shared *shared, uint16_t *ports, struct buf *why);
+struct worker *worker_new(unsigned index, struct snapshot *s, struct service_shared *shared, uint16_t *ports,
+                          struct buf *why);
 /* Begins to serve, in a thread of its own. */
 void worker_start(struct worker *w);
 /* Any thread: serve new calls under this snapshot. Takes its own reference. False: no memory. */
