@@ -169,39 +169,68 @@ static void remove_dir(void)
         (void)unlink(path);
     }
     (void)rmdir(embedded.dir);
+    embedded.dir[0] = '\0';
 }
 
-bool redis_embedded_start(char **path, struct buf *why)
+static bool start_server(const char *socket_path, struct buf *why)
 {
-    char socket_path[sizeof(embedded.dir) + 16];
     pid_t parent = getpid();
 
-    BUG_ON(embedded.pid != 0);
-    if (!make_dir(why))
-        return false;
-    (void)snprintf(socket_path, sizeof(socket_path), "%s/redis.sock", embedded.dir);
     embedded.pid = fork();
     if (embedded.pid == 0)
         become_server(socket_path, embedded.dir, parent);
     if (embedded.pid < 0) {
         embedded.pid = 0;
         say(why, "the embedded redis-server cannot be started: no process can be made");
-        remove_dir();
         return false;
     }
-    if (!wait_for_server(socket_path, why)) {
+    return wait_for_server(socket_path, why);
+}
+
+static void put_socket_path(char path[sizeof(embedded.dir) + 16])
+{
+    (void)snprintf(path, sizeof(embedded.dir) + 16, "%s/redis.sock", embedded.dir);
+}
+
+bool redis_embedded_start(char **path, struct buf *why)
+{
+    char socket_path[sizeof(embedded.dir) + 16];
+
+    BUG_ON(embedded.pid != 0);
+    if (!make_dir(why))
+        return false;
+    put_socket_path(socket_path);
+    if (!start_server(socket_path, why)) {
         redis_embedded_stop();
-        remove_dir();
         return false;
     }
     *path = mem_must_strndup(socket_path, strlen(socket_path));
     return true;
 }
 
+enum redis_embedded_fate redis_embedded_look_after(struct buf *why)
+{
+    char socket_path[sizeof(embedded.dir) + 16];
+    int status;
+
+    if (embedded.dir[0] == '\0') /* none was asked for */
+        return REDIS_EMBEDDED_ALIVE;
+    if (embedded.pid != 0 && waitpid(embedded.pid, &status, WNOHANG) != embedded.pid)
+        return REDIS_EMBEDDED_ALIVE;
+    embedded.pid = 0;
+    put_socket_path(socket_path);
+    (void)unlink(socket_path); /* of the dead one */
+    return start_server(socket_path, why) ? REDIS_EMBEDDED_REVIVED : REDIS_EMBEDDED_DEAD;
+}
+
 void redis_embedded_stop(void)
 {
-    if (embedded.pid == 0)
+    if (embedded.dir[0] == '\0')
         return;
+    if (embedded.pid == 0) { /* it has died, and did not come back */
+        remove_dir();
+        return;
+    }
     (void)kill(embedded.pid, SIGTERM);
     for (int ms = 0; ms < STOP_MS; ms += POLL_MS) {
         if (waitpid(embedded.pid, NULL, WNOHANG) != 0) {

@@ -28,6 +28,8 @@
 
 #define LEASEGATE_VERSION "0.1.0"
 
+#define LOOK_AFTER_S 5 /* an embedded Redis that did not come back is tried again so often */
+
 /* Exit statuses, as in sysexits.h. */
 enum { EXIT_OK = 0, EXIT_USAGE = 64, EXIT_UNAVAILABLE = 69, EXIT_CONFIG = 78 };
 
@@ -284,13 +286,31 @@ static size_t running_calls(const struct process *p)
     return n;
 }
 
+static void look_after_embedded(void)
+{
+    struct buf why = {0};
+
+    switch (redis_embedded_look_after(&why)) {
+    case REDIS_EMBEDDED_ALIVE:
+        break;
+    case REDIS_EMBEDDED_REVIVED:
+        log_event(LOG_ERROR, "redis", "the embedded redis-server had died and was started again");
+        break;
+    case REDIS_EMBEDDED_DEAD:
+        log_event(LOG_ERROR, "redis", "the embedded redis-server has died: %.*s", (int)why.n, why.p);
+        break;
+    }
+    buf_free(&why);
+    log_flush();
+}
+
 /* Takes signals until everything has drained. While it drains, how much is left is logged every few seconds. */
 static void wait_for_the_end(struct process *p, const sigset_t *set)
 {
     unsigned rounds = 0;
 
     while (!p->draining || !all_done(p)) {
-        struct timespec patience = {p->draining ? 0 : 3600, p->draining ? 50 * 1000 * 1000 : 0};
+        struct timespec patience = {p->draining ? 0 : LOOK_AFTER_S, p->draining ? 50 * 1000 * 1000 : 0};
 
         switch (sigtimedwait(set, NULL, &patience)) {
         case SIGHUP:
@@ -301,8 +321,13 @@ static void wait_for_the_end(struct process *p, const sigset_t *set)
         case SIGINT:
             drain(p);
             break;
+        case SIGCHLD:
+            look_after_embedded();
+            break;
         default:
-            if (p->draining && ++rounds % 100 == 0) {
+            if (!p->draining)
+                look_after_embedded();
+            else if (++rounds % 100 == 0) {
                 log_event(LOG_INFO, "drain", "%zu calls still running", running_calls(p));
                 log_flush();
             }

@@ -155,6 +155,12 @@ const struct redis_value *redis_reader_next(struct redis_reader *rd, bool *faile
  * redis-server). *path: the socket, mem_free it. In embedded.c.
  */
 MUST_CHECK bool redis_embedded_start(char **path, struct buf *why);
+/*
+ * After SIGCHLD, and now and then: an embedded server that has died is started again on its socket, empty; the leases come back with
+ * the next renewals. DEAD: it did not start, *why says why; the next look tries again. Main thread.
+ */
+enum redis_embedded_fate { REDIS_EMBEDDED_ALIVE, REDIS_EMBEDDED_REVIVED, REDIS_EMBEDDED_DEAD };
+enum redis_embedded_fate redis_embedded_look_after(struct buf *why);
 /* Stops it and removes its directory. No-op when none runs. */
 void redis_embedded_stop(void);
 

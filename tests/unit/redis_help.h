@@ -12,6 +12,7 @@
 
 #include <dirent.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -75,6 +76,7 @@ static inline void server_spawn(struct server *s, const char *const *words)
     s->pid = fork();
     assert_true(s->pid >= 0);
     if (s->pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when a test fails */
         execvp(argv[0], (char *const *)(uintptr_t)argv);
         _exit(127);
     }

@@ -953,10 +953,10 @@ static void delay_keeps_the_slot(void **state)
     assert_false(leases_quiet(f.ls));
     while (held_in_redis(&f) == 3 && real_ms() - began < 2000)
         turn(&f);
-    assert_in_range(real_ms() - began, 99, 250);
+    assert_in_range(real_ms() - began, 99, 800);
     while (held_in_redis(&f) == 2 && real_ms() - began < 2000)
         turn(&f);
-    assert_in_range(real_ms() - began, 299, 450);
+    assert_in_range(real_ms() - began, 299, 1000);
     io_run_for(f.base.loop, TTL_MS + HEARTBEAT_MS);
     assert_int_equal(held_in_redis(&f), 1);
     assert_true(server_int(&f.server, "PTTL %s", KEY("m")) > 0);
@@ -982,10 +982,11 @@ static void ending_in_each_state(void **state)
     assert_true(leases_quiet(f.ls));
     assert_int_equal(leases_redis_counters(f.ls)->commands, commands);
     /* sent, then granted: released */
+    server_pause(&f.server);
     ask(&f, &a);
-    while (leases_in_flight(f.ls) == 0)
-        turn(&f);
+    turn(&f);
     caller_end(&a, 0);
+    server_resume(&f.server);
     assert_true(run(&f, quiet, &f, 2000));
     assert_int_equal(a.answers, 0);
     assert_int_equal(held_in_redis(&f), 0);
