@@ -107,10 +107,6 @@ endif
 
 LIB_SRC := $(filter-out proxy/main.c,$(wildcard proxy/*.c config/*.c))
 LUA_SRC := $(wildcard lua/*.lua)
-WEB_SRC := $(wildcard proxy/*.html proxy/*.css proxy/*.js proxy/web/*)
-# The dashboard draws with Chart.js, which goes into the binary with it.
-CHART_JS ?= $(firstword $(wildcard /usr/share/javascript/chart.js/chart.min.js /usr/share/javascript/chart.js/Chart.min.js \
-	/usr/share/nodejs/chart.js/dist/chart.min.js /usr/share/nodejs/chart.js/dist/chart.umd.js))
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 UNIT_SHARED := $(filter-out $(UNIT_SRC),$(wildcard tests/unit/*.c))
 FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
@@ -122,7 +118,7 @@ BENCH_SHARED := $(filter-out $(BENCH_MOCK) $(BENCH_LOAD) $(BENCH_SCAN),$(wildcar
 obj = $(patsubst %.c,$(B)/obj/%.o,$(1))
 # Third-party sources keep only their names: they live outside the tree.
 LLHTTP_OBJ := $(patsubst %.c,$(B)/obj/llhttp/%.o,$(notdir $(LLHTTP_SRC)))
-GEN_SRC := $(if $(LUA_SRC),$(GEN)/lua_scripts.c) $(if $(WEB_SRC),$(GEN)/web_files.c)
+GEN_SRC := $(GEN)/lua_scripts.c
 GEN_HDR := $(GEN_SRC:.c=.h)
 LIB_OBJ := $(call obj,$(LIB_SRC)) $(patsubst $(GEN)/%.c,$(B)/obj/gen/%.o,$(GEN_SRC)) $(LLHTTP_OBJ)
 LIB := $(B)/libleasegate.a
@@ -154,7 +150,7 @@ LIB_STAMP := $(B)/members
 GEN_STAMP := $(GEN)/members
 $(eval $(call text_file,$(FLAGS_STAMP),$(COMPILE) | $(LINK) $(LIBS) $(AR)))
 $(eval $(call text_file,$(LIB_STAMP),$(LIB_OBJ)))
-$(eval $(call text_file,$(GEN_STAMP),$(LUA_SRC) $(WEB_SRC) $(CHART_JS)))
+$(eval $(call text_file,$(GEN_STAMP),$(LUA_SRC)))
 
 $(B)/obj/%.o: %.c $(FLAGS_STAMP) | $(GEN_HDR)
 	@mkdir -p $(@D)
@@ -186,12 +182,9 @@ $(B)/tests/%: $(B)/obj/tests/unit/%.o $(call obj,$(UNIT_SHARED)) $(LIB)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)$(LINK) -o $@ $^ $(CMOCKA_LIBS) $(LIBS)
 
-# The Lua scripts and the dashboard travel inside the binary.
+# The Lua scripts travel inside the binary.
 $(GEN)/lua_scripts.c $(GEN)/lua_scripts.h &: $(LUA_SRC) tools/embed.sh $(GEN_STAMP)
 	$(call say,GEN,$(GEN)/lua_scripts.c)tools/embed.sh $(GEN)/lua_scripts lua $(LUA_SRC)
-
-$(GEN)/web_files.c $(GEN)/web_files.h &: $(WEB_SRC) tools/embed.sh $(GEN_STAMP)
-	$(call say,GEN,$(GEN)/web_files.c)tools/embed.sh $(GEN)/web_files web $(WEB_SRC) $(if $(CHART_JS),chart_js=$(CHART_JS))
 
 -include $(shell find $(B)/obj -name '*.d' 2>/dev/null)
 

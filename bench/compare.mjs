@@ -137,5 +137,5 @@ main()
   })
   .finally(() => {
     for (const c of children) c.kill('SIGTERM');
-    setTimeout(() => rmSync(dir, { recursive: true, force: true }), 300);
+    setTimeout(() => rmSync(dir, { recursive: true, force: true }), 500);
   });

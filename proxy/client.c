@@ -164,7 +164,8 @@ static bool begin_exchange(struct client *c, const struct http_head *h)
     struct client_group *g = c->group;
 
     c->exchanges++;
-    c->keep = h->keep_alive;
+    c->keep = h->keep_alive &&
+              !h->websocket; /* what was sent behind it was meant for a tunnel (cases H143) */
     c->minor = h->minor;
     c->want_continue = h->expect_continue;
     c->paused = false;

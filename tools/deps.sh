@@ -20,7 +20,6 @@ build zlib1g-dev        pkg:zlib
 build libzstd-dev       pkg:libzstd
 build libconfuse-dev    pkg:libconfuse
 build LLHTTP            llhttp
-build libjs-chart.js    file:/usr/share/javascript/chart.js/chart.min.js:/usr/share/nodejs/chart.js/dist/chart.umd.js
 run   redis-server      cmd:redis-server
 run   curl              cmd:curl
 run   ca-certificates   file:/etc/ssl/certs/ca-certificates.crt:/etc/ssl/cert.pem:/etc/pki/tls/cert.pem
@@ -36,7 +35,7 @@ lint  git               cmd:git
 lint  shellcheck        cmd:shellcheck
 fuzz  clang             cmd:clang
 fuzz  LIBFUZZER         libfuzzer
-bench gnuplot-nox       cmd:gnuplot
+bench nginx-light       cmd:nginx
 '
 
 say() { printf 'deps: %s\n' "$*" >&2; }
