@@ -93,7 +93,7 @@ static void refuse_full(struct admission *m, unsigned scope, struct admit_refusa
     why->outcome = OUTCOME_LIMIT_FULL;
     why->reason = outcome_info(OUTCOME_LIMIT_FULL)->word;
     why->limit = limit->name;
-    why->retry_after_ms = retry_after_ms(m->admit_, row, limit->concurrency);
+    why->retry_after_ms = retry_after_ms(m->admit_, row, m->caps_[scope]);
 }
 
 static void refuse_outage(struct admission *m, enum outcome outcome, const char *reason,
@@ -188,8 +188,10 @@ enum admit_result admit_begin(struct admit *a, struct admission *m, const struct
     m->owner_ = owner;
     m->snapshot_ = s;
     m->n_ = (uint8_t)n;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         m->limits_[i] = (uint16_t)scopes[i].limit->index;
+        m->caps_[i] = scopes[i].cap;
+    }
     if (n == 0)
         return ADMIT_GRANTED;
     if (!leases_usable(a->leases)) { /* the short circuit: no Redis traffic, no waiting */

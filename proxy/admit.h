@@ -38,6 +38,7 @@ struct admission {
     uint64_t granted_ms_;
     const struct snapshot *snapshot_;
     uint16_t limits_[LEASE_SCOPES_MAX]; /* index of each limit in the snapshot */
+    uint32_t caps_[LEASE_SCOPES_MAX];   /* of its scopes, overrides applied */
     uint8_t n_;
     uint8_t state; /* enum admission_state */
 };

@@ -1193,7 +1193,8 @@ void call_end_all(struct list *calls)
 
 /* --- heads that begin no call ----------------------------------------------------------------------------------------- */
 
-static void answer_bad_head(struct client *client, struct service *s, enum outcome o, const struct reply *given)
+static void answer_bad_head(struct client *client, struct service *s, enum outcome o,
+                            const struct reply *given)
 {
     char id[64];
     struct reply r = *given;

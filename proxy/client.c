@@ -29,7 +29,7 @@ struct client {
     struct parse_body body;
     struct deadline deadline; /* head, keep-alive, or progress of writing: one at a time, by state */
     struct task again;        /* bytes in `in` wait to be looked at */
-    uint64_t written;         /* bytes the kernel had taken at the last look */
+    uint64_t delivered;       /* bytes that had arrived at the client at the last look */
     uint32_t exchanges;
     uint8_t state;
     bool body_done;
@@ -37,6 +37,7 @@ struct client {
     bool want_continue;
     bool paused; /* by the owner */
     bool ended;  /* FIN has come */
+    bool handshaking; /* TLS is not up yet */
     uint8_t minor;
 };
 
@@ -49,7 +50,10 @@ static void rearm(struct client *c)
 
     switch ((enum client_state)c->state) {
     case CLIENT_IDLE:
-        after_ms = c->exchanges == 0 ? g->settings.header_timeout_ms : g->settings.keepalive_timeout_ms;
+        if (c->handshaking)
+            after_ms = g->settings.handshake_timeout_ms;
+        else
+            after_ms = c->exchanges == 0 ? g->settings.header_timeout_ms : g->settings.keepalive_timeout_ms;
         break;
     case CLIENT_HEAD: /* total, not reset by each byte */
         after_ms = g->settings.header_timeout_ms;
@@ -64,7 +68,8 @@ static void rearm(struct client *c)
     case CLIENT_GONE:
         break;
     }
-    c->written = stream_bytes_out(c->stream);
+    if (stream_queued(c->stream) > 0)
+        c->delivered = stream_bytes_acknowledged(c->stream);
     if (after_ms == 0)
         deadline_cancel(g->loop, &c->deadline);
     else if (!deadline_set(g->loop, &c->deadline, loop_now_ms(g->loop) + after_ms))
@@ -349,8 +354,13 @@ static void on_drain(void *owner)
         c->group->ops->on_drain(c->owner);
 }
 
-static void on_open(void *owner UNUSED)
+/* TLS is up. */
+static void on_open(void *owner)
 {
+    struct client *c = owner;
+
+    c->handshaking = false;
+    rearm(c);
 }
 
 static const struct stream_ops stream_ops = {
@@ -370,7 +380,7 @@ static void on_deadline(struct deadline *d)
         break;
     case CLIENT_EXCHANGE:
     case CLIENT_TUNNEL:
-        if (stream_queued(c->stream) == 0 || stream_bytes_out(c->stream) != c->written)
+        if (stream_queued(c->stream) == 0 || stream_bytes_acknowledged(c->stream) != c->delivered)
             rearm(c); /* it took something: the wait begins anew */
         else if (c->owner != NULL)
             c->group->ops->on_end(c->owner, CLIENT_END_STALLED);
@@ -378,7 +388,7 @@ static void on_deadline(struct deadline *d)
             close_now(c);
         break;
     case CLIENT_IDLE: /* quietly: undici opens spare connections (cases H058) */
-        if (stream_queued(c->stream) > 0 && stream_bytes_out(c->stream) != c->written)
+        if (stream_queued(c->stream) > 0 && stream_bytes_acknowledged(c->stream) != c->delivered)
             rearm(c); /* still taking the last response */
         else
             close_now(c);
@@ -433,6 +443,7 @@ void client_begin(struct client_group *g, struct stream *s)
     metrics_add(METRICS_CLIENT_CONNECTIONS, 1);
     stream_adopt(s, &stream_ops, c);
     stream_watch(s, true);
+    c->handshaking = stream_is_tls(s);
     set_state(c, CLIENT_IDLE);
 }
 

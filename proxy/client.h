@@ -46,7 +46,7 @@ struct client_ops {
 
 struct client_settings {
     uint64_t head_max_bytes;
-    uint64_t header_timeout_ms, keepalive_timeout_ms, write_timeout_ms;
+    uint64_t handshake_timeout_ms, header_timeout_ms, keepalive_timeout_ms, write_timeout_ms;
 };
 
 /* All clients of one loop, with what they have in common. */

@@ -62,9 +62,20 @@ static enum bodyscan_error decode_name(struct slice s, struct model_name *out)
 
 /* --- the model ------------------------------------------------------------------------------------------- */
 
-static void model_is(struct route *r, struct slice raw)
+/* As it stands: a field's value is not encoded. */
+static enum bodyscan_error copy_name(struct slice s, struct model_name *out)
 {
-    r->model_error = decode_name(raw, &r->model);
+    enum bodyscan_error e = BODYSCAN_E_OK;
+
+    model_name_init(out);
+    for (size_t i = 0; i < s.n && e == BODYSCAN_E_OK; i++)
+        e = model_name_put(out, (uint8_t)s.p[i]);
+    return e == BODYSCAN_E_OK ? model_name_finish(out) : e;
+}
+
+static void model_is(struct route *r, struct slice raw, bool encoded)
+{
+    r->model_error = encoded ? decode_name(raw, &r->model) : copy_name(raw, &r->model);
     r->model_from = r->model_error == BODYSCAN_E_OK ? ROUTE_MODEL_KNOWN : ROUTE_MODEL_BAD;
 }
 
@@ -236,8 +247,10 @@ static void model_in_query(struct route *r, struct slice query)
             return;
         }
         found = true;
-        model_is(r, equals == pair.n ? (struct slice){NULL, 0}
-                                     : (struct slice){pair.p + equals + 1, pair.n - equals - 1});
+        model_is(r,
+                 equals == pair.n ? (struct slice){NULL, 0}
+                                  : (struct slice){pair.p + equals + 1, pair.n - equals - 1},
+                 true);
         if (r->model_from == ROUTE_MODEL_BAD)
             return;
     }
@@ -253,9 +266,9 @@ static void find_model(const struct config *c, const struct http_head *h, const 
 
     r->model_from = ROUTE_MODEL_NONE;
     if (facts->names_model) {
-        model_is(r, facts->model);
+        model_is(r, facts->model, true);
     } else if (field != NULL) {
-        model_is(r, http_value(h, field));
+        model_is(r, http_value(h, field), false);
     } else if (h->body == HTTP_BODY_NONE || (h->body == HTTP_BODY_LENGTH && h->content_length == 0)) {
         if (required)
             r->model_from = ROUTE_MODEL_REQUIRED; /* an empty body: it will be found missing */

@@ -28,10 +28,12 @@
 #include "mem.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
@@ -371,6 +373,15 @@ size_t stream_queued(const struct stream *s)
 uint64_t stream_bytes_out(const struct stream *s)
 {
     return s->bytes_out + job_progress(s);
+}
+
+uint64_t stream_bytes_acknowledged(const struct stream *s)
+{
+    int unacknowledged = 0;
+
+    if (ioctl(stream_fd(s), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged < 0)
+        unacknowledged = 0;
+    return stream_bytes_out(s) - size_min((size_t)unacknowledged, stream_bytes_out(s));
 }
 
 uint64_t stream_bytes_in(const struct stream *s)

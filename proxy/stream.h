@@ -119,6 +119,8 @@ static inline bool stream_full(const struct stream *s)
  * metrics.
  */
 uint64_t stream_bytes_out(const struct stream *s);
+/* Of these, bytes that the other side's kernel has acknowledged (SIOCOUTQ): moves with a slow reader while the kernel takes nothing new. One system call. */
+uint64_t stream_bytes_acknowledged(const struct stream *s);
 uint64_t stream_bytes_in(const struct stream *s);
 
 /* Stops and starts on_data. Idempotent. */

@@ -293,6 +293,8 @@ bool upstream_send_body(struct upstream *u, const void *bytes, size_t n)
 
     if (u->response_ >= UPSTREAM_DONE)
         return false;
+    if (n == 0)
+        return true; /* a chunk of none would be the last one */
     if (u->request_chunked_)
         iov[parts++] = (struct iovec){line, chunk_line(line, n)};
     iov[parts++] = (struct iovec){(void *)(uintptr_t)bytes, n};

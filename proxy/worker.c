@@ -81,6 +81,7 @@ static void apply_settings(struct client_group *g, const struct config *c)
 {
     g->settings = (struct client_settings){
         .head_max_bytes = c->head_max_bytes,
+        .handshake_timeout_ms = c->handshake_timeout_ms,
         .header_timeout_ms = c->header_timeout_ms,
         .keepalive_timeout_ms = c->keepalive_timeout_ms,
         .write_timeout_ms = c->write_timeout_ms,
