@@ -365,10 +365,10 @@ static int run(const char *path)
     }
     buf_free(&why);
     wait_for_the_end(&p, &signals);
+    if (p.admin != NULL) /* first: it looks at the workers */
+        admin_stop(p.admin);
     for (size_t i = 0; i < p.n_workers; i++)
         worker_join(p.workers[i]);
-    if (p.admin != NULL)
-        admin_stop(p.admin);
     redis_embedded_stop();
     log_event(LOG_INFO, "stop", "all calls have ended, all leases are released");
     snapshot_unref(p.snapshot);

@@ -12,6 +12,9 @@
 
 #define TICK_MS 200 /* gauges and log lines are at most this old */
 #define DRAIN_LOOK_MS 20
+/* Between two looks every socket is polled: a request that lay in an idle client's when the drain began is answered, and
+ * not reset (cases H151). */
+#define DRAIN_GRACE_LOOKS 2
 #define FAREWELL_MS 1000   /* for the last releases to reach Redis; after that they expire by themselves */
 #define LAST_BYTES_MS 6000 /* for last responses to reach their clients: longer than a connection lingers */
 
@@ -40,6 +43,7 @@ struct worker {
     uint64_t drain_due_ms;
     uint64_t farewell_due_ms;
     uint64_t last_bytes_due_ms;
+    unsigned drain_looks;
     uint64_t refused_last_s, refused_held_back;
     unsigned index;
     bool draining;
@@ -135,11 +139,18 @@ static struct entry *find_entry(struct worker *w, const char *address)
     return NULL;
 }
 
-static void entry_close(struct entry *e)
+/* No further clients, and no further requests of those that are there. */
+static void entry_stop(struct entry *e)
 {
     if (e->listener != NULL)
         stream_listener_close(e->listener);
     e->listener = NULL;
+    e->group.closing = true;
+}
+
+static void entry_close(struct entry *e)
+{
+    entry_stop(e);
     client_group_close(&e->group);
 }
 
@@ -344,6 +355,12 @@ static void on_drain(struct deadline *d)
         return;
     }
     __atomic_store_n(&w->calls_, w->calls.length, __ATOMIC_RELAXED);
+    if (w->drain_looks < DRAIN_GRACE_LOOKS) {
+        w->drain_looks++;
+        if (!deadline_set(w->loop, &w->drain, now_ms + DRAIN_LOOK_MS))
+            loop_stop(w->loop);
+        return;
+    }
     if (!list_empty(&w->calls) && now_ms >= w->drain_due_ms)
         call_end_all(&w->calls);
     if (list_empty(&w->calls) && w->farewell_due_ms == 0)
@@ -370,7 +387,7 @@ static void drain_here(struct loop *l, void *arg)
     w->service->draining = true;
     w->drain_due_ms = loop_now_ms(l) + w->service->config->drain_timeout_ms;
     for (size_t i = 0; i < w->n_entries; i++)
-        entry_close(w->entries[i]);
+        entry_stop(w->entries[i]);
     on_drain(&w->drain);
 }
 
