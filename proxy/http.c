@@ -161,6 +161,25 @@ const struct http_field *http_find_name(const struct http_head *h, struct slice 
     return NULL;
 }
 
+struct slice http_value_of(const struct http_head *h, enum http_field_id id, size_t max)
+{
+    const struct http_field *f = http_find(h, id);
+    struct slice v = {NULL, 0};
+
+    if (f != NULL)
+        v = http_value(h, f);
+    return (struct slice){v.p, size_min(v.n, max)};
+}
+
+size_t http_count(const struct http_head *h, enum http_field_id id)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < h->n_fields; i++)
+        n += h->fields[i].id == id;
+    return n;
+}
+
 struct slice http_method_name(enum http_method m)
 {
     static const struct slice method_names[HTTP_METHOD_COUNT] = {

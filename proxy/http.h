@@ -136,6 +136,10 @@ enum http_field_id http_field_lookup(struct slice name);
 const struct http_field *http_find(const struct http_head *h, enum http_field_id id);
 /* The first field with that name (any case), or NULL. */
 const struct http_field *http_find_name(const struct http_head *h, struct slice name);
+/* The value of the first field with that id, cut to max bytes; empty when there is none. */
+struct slice http_value_of(const struct http_head *h, enum http_field_id id, size_t max);
+/* How many fields have that id. */
+size_t http_count(const struct http_head *h, enum http_field_id id);
 struct slice http_method_name(enum http_method m);
 /* Standard reason phrase, never empty ("Unknown" otherwise): Google's SDK shows it. */
 const char *http_reason(unsigned status);

@@ -17,24 +17,14 @@ static struct slice put(char **at, struct slice s)
     return copy;
 }
 
-static struct slice field(const struct http_head *h, enum http_field_id id, size_t max)
-{
-    const struct http_field *f = http_find(h, id);
-    struct slice v = {NULL, 0};
-
-    if (f != NULL)
-        v = http_value(h, f);
-    return (struct slice){v.p, size_min(v.n, max)};
-}
-
 struct note *note_new(const struct http_head *h, const struct route *r, enum config_tenant_log how,
                       struct slice own_id)
 {
     char shown[512], hashed[32], *at;
     struct slice target = route_loggable_target(http_target(h), shown, sizeof(shown));
-    struct slice request_id = field(h, HTTP_FIELD_X_REQUEST_ID, 128);
-    struct slice task = field(h, HTTP_FIELD_LEASEGATE_TASK, 256);
-    struct slice trace = field(h, HTTP_FIELD_TRACEPARENT, 64);
+    struct slice request_id = http_value_of(h, HTTP_FIELD_X_REQUEST_ID, 128);
+    struct slice task = http_value_of(h, HTTP_FIELD_LEASEGATE_TASK, 256);
+    struct slice trace = http_value_of(h, HTTP_FIELD_TRACEPARENT, 64);
     struct slice tenant = {r->tenant.p, size_min(r->tenant.n, 256)};
     struct note *n;
 

@@ -118,6 +118,7 @@ static enum word word_of(struct slice s)
         {{"transcriptions", 14}, WORD_REQUIRED},
         {{"translations", 12}, WORD_REQUIRED},
         {{"models", 6}, WORD_MODELS},
+        {{"tunedModels", 11}, WORD_MODELS},
         {{"model", 5}, WORD_MODEL},
         {{"deployments", 11}, WORD_DEPLOYMENTS},
         {{"v1beta", 6}, WORD_V1BETA},

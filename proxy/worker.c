@@ -12,11 +12,19 @@
 
 #define TICK_MS 200 /* gauges and log lines are at most this old */
 #define DRAIN_LOOK_MS 20
-/* Between two looks every socket is polled: a request that lay in an idle client's when the drain began is answered, and
- * not reset (cases H151). */
-#define DRAIN_GRACE_LOOKS 2
+#define GRACE_MS 40        /* two looks: a request that lay in an idle client's socket is answered, not reset (cases H151) */
 #define FAREWELL_MS 1000   /* for the last releases to reach Redis; after that they expire by themselves */
 #define LAST_BYTES_MS 6000 /* for last responses to reach their clients: longer than a connection lingers */
+#define HURRIED_MS 250     /* instead of it, when asked a second time */
+
+/* How a worker comes to its end. Each stage has a time at which the next one begins at the latest. */
+enum worker_stage {
+    WORKER_SERVING,
+    WORKER_NOTICE,     /* min_drain: still accepting, each response closes its connection, so that balancers notice */
+    WORKER_GRACE,      /* no longer accepting; what was under way is answered */
+    WORKER_ENDING,     /* calls end by themselves, at drain_timeout all of them; then releases are delivered */
+    WORKER_LAST_BYTES, /* nothing is owed to Redis any more; connections take their last bytes */
+};
 
 /* One `listen` of the configuration on this loop. */
 struct entry {
@@ -40,13 +48,12 @@ struct worker {
     size_t n_entries;
     struct deadline tick;
     struct deadline drain;
-    uint64_t drain_due_ms;
-    uint64_t farewell_due_ms;
-    uint64_t last_bytes_due_ms;
-    unsigned drain_looks;
+    enum worker_stage stage;
+    uint64_t stage_due_ms;    /* when the next stage begins at the latest; ENDING: when calls are ended */
+    uint64_t farewell_due_ms; /* ENDING, once no call is left: when releases are waited for no longer; 0: calls are left */
+    bool hurried;             /* asked a second time */
     uint64_t refused_last_s, refused_held_back;
     unsigned index;
-    bool draining;
     /* read by other threads */
     const char *trouble_;
     size_t calls_;
@@ -294,7 +301,7 @@ static void reload_here(struct loop *l, void *arg)
 {
     struct reload *r = arg;
     struct worker *w = r->worker;
-    struct service *fresh = w->draining ? NULL : service_new(l, r->snapshot, w->admit, &w->calls, w->shared);
+    struct service *fresh = w->stage != WORKER_SERVING ? NULL : service_new(l, r->snapshot, w->admit, &w->calls, w->shared);
 
     if (fresh != NULL) {
         service_retire(w->service);
@@ -305,7 +312,7 @@ static void reload_here(struct loop *l, void *arg)
                          r->snapshot->redis_tls[0]);
         admit_reconfigure(w->admit, &r->snapshot->config->redis[0]);
         reload_listeners(w, r->snapshot);
-    } else if (!w->draining) {
+    } else if (w->stage == WORKER_SERVING) {
         log_event(LOG_ERROR, "reload", "out of memory: the old configuration stays in force in thread %u",
                   w->index);
     }
@@ -329,8 +336,22 @@ bool worker_reload(struct worker *w, struct snapshot *s)
 
 /* --- drain ------------------------------------------------------------------------------------------------------------ */
 
-/* Nothing is owed to Redis any more: what is left are connections that take their last bytes. */
-static void let_go(struct worker *w, uint64_t now_ms)
+static void enter_stage(struct worker *w, enum worker_stage stage, uint64_t lasts_ms)
+{
+    w->stage = stage;
+    w->stage_due_ms = loop_now_ms(w->loop) + (w->hurried ? size_min(lasts_ms, HURRIED_MS) : lasts_ms);
+}
+
+static void stop_accepting(struct worker *w)
+{
+    w->service->draining = true;
+    for (size_t i = 0; i < w->n_entries; i++)
+        entry_stop(w->entries[i]);
+    enter_stage(w, WORKER_GRACE, GRACE_MS);
+}
+
+/* Leases and calls are gone. */
+static void part(struct worker *w)
 {
     deadline_cancel(w->loop, &w->tick);
     publish_lease_counts(w);
@@ -339,55 +360,69 @@ static void let_go(struct worker *w, uint64_t now_ms)
     for (size_t i = 0; i < w->n_entries; i++)
         client_group_drop(&w->entries[i]->group);
     service_retire(w->service);
-    w->last_bytes_due_ms = now_ms + LAST_BYTES_MS;
+    enter_stage(w, WORKER_LAST_BYTES, LAST_BYTES_MS);
 }
 
-/* Looks whether everything has ended: calls, clients, releases, connections; then stops the loop. */
+static void look_at_the_ending(struct worker *w, uint64_t now_ms)
+{
+    if (!list_empty(&w->calls) && (w->hurried || now_ms >= w->stage_due_ms))
+        call_end_all(&w->calls);
+    for (size_t i = 0; i < w->n_entries; i++) /* those that became idle meanwhile */
+        client_group_close(&w->entries[i]->group);
+    if (!list_empty(&w->calls))
+        return;
+    if (w->farewell_due_ms == 0)
+        w->farewell_due_ms = now_ms + FAREWELL_MS;
+    if (leases_quiet(w->leases) || now_ms >= w->farewell_due_ms)
+        part(w);
+}
+
+/* A look every DRAIN_LOOK_MS: may the next stage begin? At the end of the last one the loop stops. */
 static void on_drain(struct deadline *d)
 {
     struct worker *w = container_of(d, struct worker, drain);
     uint64_t now_ms = loop_now_ms(w->loop);
+    bool over = w->hurried || now_ms >= w->stage_due_ms;
 
-    if (w->leases == NULL) {
-        if (stream_live(w->loop) == 0 || now_ms >= w->last_bytes_due_ms ||
-            !deadline_set(w->loop, &w->drain, now_ms + DRAIN_LOOK_MS))
-            loop_stop(w->loop);
-        return;
-    }
     __atomic_store_n(&w->calls_, w->calls.length, __ATOMIC_RELAXED);
-    if (w->drain_looks < DRAIN_GRACE_LOOKS) {
-        w->drain_looks++;
-        if (!deadline_set(w->loop, &w->drain, now_ms + DRAIN_LOOK_MS))
+    switch (w->stage) {
+    case WORKER_SERVING:
+        BUG_ON(true);
+        break;
+    case WORKER_NOTICE:
+        if (over)
+            stop_accepting(w);
+        break;
+    case WORKER_GRACE:
+        if (over)
+            enter_stage(w, WORKER_ENDING, w->service->config->drain_timeout_ms);
+        break;
+    case WORKER_ENDING:
+        look_at_the_ending(w, now_ms);
+        break;
+    case WORKER_LAST_BYTES:
+        if (stream_live(w->loop) == 0 || now_ms >= w->stage_due_ms) {
             loop_stop(w->loop);
-        return;
+            return;
+        }
+        break;
     }
-    if (!list_empty(&w->calls) && now_ms >= w->drain_due_ms)
-        call_end_all(&w->calls);
-    if (list_empty(&w->calls) && w->farewell_due_ms == 0)
-        w->farewell_due_ms = now_ms + FAREWELL_MS;
-    for (size_t i = 0; i < w->n_entries; i++) /* those that became idle meanwhile */
-        client_group_close(&w->entries[i]->group);
-    if (list_empty(&w->calls) && (leases_quiet(w->leases) || now_ms >= w->farewell_due_ms))
-        let_go(w, now_ms);
     if (!deadline_set(w->loop, &w->drain, now_ms + DRAIN_LOOK_MS))
         loop_stop(w->loop);
 }
 
-static void drain_here(struct loop *l, void *arg)
+static void drain_here(struct loop *l UNUSED, void *arg)
 {
     struct worker *w = arg;
 
-    if (w->leases == NULL)
-        return; /* it has ended already */
-    if (w->draining) {
-        w->drain_due_ms = 0; /* the second request: now */
-        return;
+    if (w->stage == WORKER_SERVING) {
+        for (size_t i = 0; i < w->n_entries; i++)
+            w->entries[i]->group.closing = true;
+        enter_stage(w, WORKER_NOTICE, w->service->config->min_drain_ms);
+    } else {
+        w->hurried = true;
+        w->stage_due_ms = size_min(w->stage_due_ms, loop_now_ms(w->loop) + HURRIED_MS);
     }
-    w->draining = true;
-    w->service->draining = true;
-    w->drain_due_ms = loop_now_ms(l) + w->service->config->drain_timeout_ms;
-    for (size_t i = 0; i < w->n_entries; i++)
-        entry_stop(w->entries[i]);
     on_drain(&w->drain);
 }
 

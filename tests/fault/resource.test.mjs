@@ -19,7 +19,9 @@ async function descriptorsAtRest(gate, wanted) {
         const before = descriptors(gate);
         await sleep(50);
         seen = descriptors(gate);
-        return wanted === undefined ? seen === before && await gate.metric('leasegate_upstream_idle_connections') === 0 : seen <= wanted + 1; // one of ours to /metrics
+        if (wanted !== undefined)
+            return seen <= wanted + 1; // one of ours to /metrics
+        return seen === before && await gate.metric('leasegate_upstream_idle_connections') === 0;
     }, 5000);
     return seen;
 }

@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict';
 
 import {
-    ADMIT_OR_RENEW, call, chat, checkLoad, checkRefusal, checkUndisturbed, conf, during, load, long, metricsSettle, mockTotal, now, openStreams, patient, RELEASE, round,
-    silent, sleep, startFleet, startGate, startMock, startRedis, test, timeout, untilServed, waitUntil, Way, Wire, within,
+    ADMIT_OR_RENEW, call, chat, checkLoad, checkRefusal, checkUndisturbed, conf, during, load, long, metricsSettle, mockTotal, now, openStreams,
+    patient, RELEASE, round, silent, sleep, startFleet, startGate, startMock, startRedis, test, timeout, untilServed, waitUntil, Way, Wire, within,
 } from './tools.mjs';
 
 const startBehind = (t, n, options) => startFleet(n, { deadline: timeout, lease: patient, via: (redis) => Way.to(redis, t), ...options });
