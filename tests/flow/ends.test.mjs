@@ -857,6 +857,13 @@ cell('tunnel', 'upstream FIN', { expect: ['done', 'upstream', 'tunnel', 101] }, 
     c.client.finish();
 });
 
+cell('tunnel', 'upstream silence, half closed', { expect: ['upstream_timeout', 'upstream', 'tunnel', 101] }, async (c) => {
+    await toTunnel(c, 'quick');
+    await redis.holds(1);
+    c.client.finish(); // from now on the other direction must make progress
+    await cutByReset(c);
+});
+
 cell('tunnel', 'client RST', { expect: gone('tunnel', 101) }, async (c) => {
     await toTunnel(c);
     c.client.reset();

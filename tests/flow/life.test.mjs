@@ -178,6 +178,26 @@ test('J04, J06, J09: SIGTERM waits for a live stream, is not ready meanwhile, ta
     assert.equal(await redis.held(), 0);
 });
 
+test('J10: min_drain: not ready at once, but serving until it is over, each response closing its connection', async () => {
+    const gate = await startGate(of(5, { min_drain: '800ms' }));
+    const idle = await Wire.connect(gate.port);
+    idle.send(chat());
+    assert.equal((await idle.message()).headers.has('connection'), false);
+    gate.terminate();
+    await waitUntil('not ready', async () => (await gate.admin('/readyz')).status === 503, 600);
+    idle.send(chat()); // on the connection that was kept
+    const kept = await idle.message();
+    assert.deepEqual([kept.status, kept.headers.get('connection')], [200, 'close']);
+    const fresh = await Wire.connect(gate.port); // and on a new one
+    fresh.send(chat());
+    const m = await fresh.message();
+    assert.deepEqual([m.status, m.headers.get('connection')], [200, 'close']);
+    idle.stop();
+    fresh.stop();
+    await gate.ended();
+    await assert.rejects(Wire.connect(gate.port), /ECONNREFUSED/);
+});
+
 test('J09: a call on a connection that was open is refused while draining, with a delay', async () => {
     const gate = await startGate(of(5));
     const wire = await Wire.connect(gate.port);

@@ -144,7 +144,11 @@ static struct rig *rig_new(void)
     r->base = io_begin();
     metrics_thread_begin();
     client_group_init(&r->group, r->base.loop, &client_ops, r);
-    r->group.settings = (struct client_settings){65536, 60000, 60000, 60000};
+    r->group.settings = (struct client_settings){.head_max_bytes = 65536,
+                                                 .handshake_timeout_ms = 60000,
+                                                 .header_timeout_ms = 60000,
+                                                 .keepalive_timeout_ms = 60000,
+                                                 .write_timeout_ms = 60000};
     r->listener = stream_listen(r->base.loop, "127.0.0.1", 0, NULL, on_accept, r, &why);
     r->client_fd = io_raw_connect(stream_listener_port(r->listener));
     assert_int_equal(send(r->client_fd, "GET / HTTP/1.1\r\nHost: h\r\n\r\n", 27, MSG_NOSIGNAL), 27);
