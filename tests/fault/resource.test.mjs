@@ -179,6 +179,8 @@ test('L09: at rest, at most one Redis command a second a thread', async (t) => {
 
 test('L01: without a limit a call costs no Redis command', async (t) => {
     const { redis, gate } = await startFleet(1, { limit: {} });
+    // without a limit the gate is ready before it has greeted Redis
+    await waitUntil('Redis is greeted', async () => await gate.metric('leasegate_redis_up_threads') > 0);
     await redis.command('CONFIG', 'RESETSTAT');
     const result = await load(t, gate, { requests: 500, concurrency: 10 });
     checkLoad(result, [200]);

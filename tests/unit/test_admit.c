@@ -302,6 +302,13 @@ static void test_the_delay_grows_with_the_refused(void **state)
     end_quiet(&f);
 }
 
+/* Others hold n slots. */
+static void fill(struct fixture *f, int n)
+{
+    for (int i = 0; i < n; i++)
+        assert_string_equal(server_ask(&f->server, "ZADD %s 99999999999999 others/%d", KEY, i), "1");
+}
+
 static void test_the_delay_at_both_ends(void **state)
 {
     struct fixture f;
@@ -309,16 +316,17 @@ static void test_the_delay_at_both_ends(void **state)
 
     (void)state;
     begin(&f, 1000, CONFIG_OUTAGE_DENY);
-    f.scopes[0].cap = 0; /* refused, and one of a thousand slots comes free at any moment */
+    fill(&f, 1000); /* one of a thousand slots comes free at any moment */
     for (int i = 0; i < 20; i++) {
         get_refused(&f, &c);
         assert_in_range(c.why.retry_after_ms, 250, 313);
     }
-    f.limits[0].concurrency = 0; /* nothing enters: no telling when */
+    f.scopes[0].cap = 0; /* nothing enters: no telling when */
     for (int i = 0; i < 20; i++) {
         get_refused(&f, &c);
         assert_in_range(c.why.retry_after_ms, 22500, 37500);
     }
+    server_ask(&f.server, "DEL %s", KEY);
     end_quiet(&f);
 }
 

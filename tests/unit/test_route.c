@@ -219,7 +219,7 @@ static const struct model_row models[] = {
     KNOWN(POST("/v1beta/models/gemini-2.5-pro:generateContent"), "gemini-2.5-pro"),
     KNOWN(POST("/v1beta/models/gemini-2.5-pro:streamGenerateContent?alt=sse&key=K"), "gemini-2.5-pro"),
     KNOWN(POST("/v1/models/gemini-pro:countTokens"), "gemini-pro"),
-    KNOWN(POST("/v1beta/tunedModels/x/models/y:generateContent"), "y"),
+    KNOWN(POST("/v1beta/tunedModels/x:generateContent"), "x"),
     KNOWN(POST("/v1beta/models/a:b:c:generateContent"), "a:b:c"),
     KNOWN(POST("/v1beta/models/a%2Fb%3Ac:generateContent"), "a/b:c"),
     KNOWN(POST("/v1beta/models/a/b:generateContent"), "a/b"),
