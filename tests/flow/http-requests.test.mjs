@@ -5,7 +5,7 @@ import { writeFileSync } from 'node:fs';
 import { after, before } from 'node:test';
 
 import { directory, runGate } from './harness.mjs';
-import { assertOwnAnswer, CHAT, chat, chatBody, get, post, rowsOn, rssBytes, Stage } from './http-tools.mjs';
+import { assertGrowth, assertOwnAnswer, CHAT, chat, chatBody, get, post, rowsOn, rssBytes, Stage } from './http-tools.mjs';
 
 let stage;
 const row = rowsOn(() => stage);
@@ -76,7 +76,7 @@ row('H004', 'a target over the cap, one byte a write, is refused in bounded memo
     }
     assertOwnAnswer(await wire.response(), 414, { reason: 'target_too_long', close: true });
     await wire.closesCleanly();
-    assert.ok(rssBytes(stage.gate.pid) - before_ < 4 << 20);
+    assertGrowth(stage.gate.pid, before_, 4 << 20);
     await stage.neverTaken();
 });
 

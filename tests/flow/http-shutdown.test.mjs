@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 
 import { sleep, test, waitUntil, within } from './harness.mjs';
-import { assertOwnAnswer, chat, closeAllWires, connect, get, rssBytes, Stage } from './http-tools.mjs';
+import { assertGrowth, assertOwnAnswer, chat, closeAllWires, connect, get, rssBytes, Stage } from './http-tools.mjs';
 
 const EVENT = 'data: {"a":1}\n\n';
 
@@ -157,7 +157,7 @@ row('H153', 'a hundred reloads under load: every call sees one whole configurati
     await load;
     assert.ok(calls > 10, `${calls}`);
     assert.ok(descriptors() <= fds + 4, `${descriptors()} descriptors, ${fds} before`);
-    assert.ok(rssBytes(stage.gate.pid) - rss < 4 << 20);
+    assertGrowth(stage.gate.pid, rss, 4 << 20);
     long.exchange.last();
     assert.equal((await long.wire.response()).body.toString(), EVENT);
 });

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { after, before } from 'node:test';
 
 import { sleep, waitUntil, within } from './harness.mjs';
-import { assertOwnAnswer, chat, chatBody, CHAT, get, rowsOn, rssBytes, Stage } from './http-tools.mjs';
+import { assertGrowth, assertOwnAnswer, chat, chatBody, CHAT, get, rowsOn, rssBytes, Stage } from './http-tools.mjs';
 
 let stage, probe, serve, drain;
 const row = rowsOn(() => stage);
@@ -113,11 +113,11 @@ row('H127', 'a slow reader of 200 MB: the upstream waits, memory stays bounded',
         return last === was && upstream.writableLength > 0;
     }, 8000);
     assert.ok(given < total / 2, `${given} bytes were taken`);
-    assert.ok(rssBytes(stage.gate.pid) - before_ < 8 << 20);
+    assertGrowth(stage.gate.pid, before_, 8 << 20);
     await stage.held(1);
     wire.socket.resume();
     await wire.until('all of it', () => wire.received >= total, within(20000));
-    assert.ok(rssBytes(stage.gate.pid) - before_ < 8 << 20);
+    assertGrowth(stage.gate.pid, before_, 8 << 20);
     await stage.released();
 });
 

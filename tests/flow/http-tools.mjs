@@ -11,7 +11,7 @@ import net from 'node:net';
 import path from 'node:path';
 import tls from 'node:tls';
 
-import { config, directory, root, startGate, startRedis, test, waitUntil, within } from './harness.mjs';
+import { build, config, directory, root, startGate, startRedis, test, waitUntil, within } from './harness.mjs';
 
 // How long a condition may take to come true. Generous: a busy machine must not fail a test.
 const PATIENCE_MS = within(8000);
@@ -693,6 +693,14 @@ export function rowsOn(stage) {
             closeAllWires();
         }
     });
+}
+
+// What a sanitizer keeps for itself: freed blocks, shadows.
+const memorySlack = build.includes('san-thread') ? 12 : build.includes('san-') ? 4 : 1;
+
+export function assertGrowth(pid, before, limit) {
+    const grown = rssBytes(pid) - before;
+    assert.ok(grown < limit * memorySlack, `grew by ${grown} bytes`);
 }
 
 export function rssBytes(pid) {

@@ -443,23 +443,28 @@ static void damaged_records_fail(void **state)
     duo_free(&d);
 }
 
+static bool says(const struct buf *why, const char *text)
+{
+    return memmem(why->p, why->n, text, strlen(text)) != NULL;
+}
+
 static void bad_files_are_named(void **state)
 {
     struct buf why = {0};
 
     (void)state;
     assert_null(tls_context_server("/nowhere/cert", certs.key, "", &why));
-    assert_non_null(strstr(why.p, "/nowhere/cert"));
+    assert_true(says(&why, "/nowhere/cert"));
     buf_free(&why);
     assert_null(
         tls_context_server(certs.cert, certs.ca, "", &why)); /* a certificate where the key should be */
-    assert_non_null(strstr(why.p, "private key"));
+    assert_true(says(&why, "private key"));
     buf_free(&why);
     assert_null(tls_context_server(certs.ca, certs.key, "", &why)); /* not a pair */
     assert_true(why.n > 0);
     buf_free(&why);
     assert_null(tls_context_client("/nowhere/ca", "", "", true, true, &why));
-    assert_non_null(strstr(why.p, "/nowhere/ca"));
+    assert_true(says(&why, "/nowhere/ca"));
     buf_free(&why);
 }
 
