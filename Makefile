@@ -298,7 +298,7 @@ distclean: clean
 	rm -rf node_modules
 
 help:
-	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+	@sed -n '3,8s/^# \{0,1\}//p' Makefile
 	@echo
 	@echo '  make all | lib | lint | analyze | format | fuzz | bench | install | clean | distclean | deps'
 	@echo '  make test-unit | test-lua | test-flow | test-fault     one kind of test; TESTS=part-of-a-path for fewer'

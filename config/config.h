@@ -28,6 +28,7 @@ enum config_tenant_log { CONFIG_TENANT_LOG_PLAIN, CONFIG_TENANT_LOG_HASH };
 enum config_log_format { CONFIG_LOG_JSON, CONFIG_LOG_LOGFMT };
 enum config_redis_kind { CONFIG_REDIS_TCP, CONFIG_REDIS_UNIX, CONFIG_REDIS_EMBEDDED };
 
+#define CONFIG_HEADERS_MAX 32    /* that an upstream's section may set */
 #define CONFIG_UNIX_PATH_MAX 107 /* bytes of a unix socket's path, without its NUL (sockaddr_un) */
 
 /* host and port as written; port 0 on a listener means any free one */
@@ -121,7 +122,6 @@ struct config_limit {
     uint32_t concurrency;
     struct config_override *overrides;
     size_t n_overrides;
-    struct config_redis *redis;
 };
 
 struct config_tenant_map { /* a tenant as it comes (header value or key) -> the name it is counted under */
@@ -150,10 +150,10 @@ struct config {
     size_t n_listens;
     struct config_address admin;
     bool has_admin;
-    char *admin_token;          /* "": none */
-    unsigned workers;           /* never 0 here */
-    struct config_redis *redis; /* the default one stands first */
-    size_t n_redis;
+    char *admin_token; /* "": none */
+    unsigned workers;  /* never 0 here */
+    struct config_redis *redis;
+    size_t n_redis; /* 1: several sections are refused in this version */
     uint64_t heartbeat_ms, ttl_ms;
     bool strict;
     struct config_upstream *upstreams;

@@ -102,20 +102,19 @@ static void check_admin(struct config_load *l)
 static void check_redis(struct config_load *l)
 {
     const struct config *c = l->config;
-    const struct config_node *n = config_node_first(l->root, SECTION_REDIS);
-    unsigned embedded = 0;
+    const struct config_node *first = config_node_first(l->root, SECTION_REDIS), *n = first;
 
-    if (n != NULL && *n->title != '\0')
-        check_repeats(l, l->root, SECTION_REDIS);
     for (size_t i = 0; n != NULL && i < c->n_redis; i++, n = config_node_next(n)) {
         const struct config_redis *r = &c->redis[i];
         const struct config_tls *tls = &r->tls;
         char timeout[24], ttl[24];
 
+        if (n != first) /* its limits would be counted elsewhere than it says */
+            config_complain(l, n, n->line,
+                            "several redis sections are not available in this version; first in line %u",
+                            first->line);
         if (*n->title != '\0')
             check_name(l, n);
-        else if (c->n_redis > 1)
-            config_complain(l, n, n->line, "where there are several redis sections, each needs a name");
         check_pair(l, n, tls);
         if (r->url != NULL && !r->use_tls && (is_set(tls->ca) || is_set(tls->cert)))
             config_complain(l, n, n->line, "has tls_ options, but its `url` is not rediss://");
@@ -124,8 +123,6 @@ static void check_redis(struct config_load *l)
                 l, n, config_node_line(n, "timeout"),
                 "`timeout` (%s) must be less than the lease's `ttl` (%s), or leases die while Redis is slow",
                 config_duration_text(r->timeout_ms, timeout), config_duration_text(c->ttl_ms, ttl));
-        if (r->url != NULL && r->kind == CONFIG_REDIS_EMBEDDED && ++embedded > 1)
-            config_complain(l, n, config_node_line(n, "url"), "there can be one `embedded` Redis");
     }
 }
 
@@ -161,6 +158,25 @@ static bool is_reserved_header(struct slice name)
     return name.n >= 12 && slice_ieq((struct slice){name.p, 12}, SLICE("x-leasegate-"));
 }
 
+static void check_headers(struct config_load *l, const struct config_node *upstream)
+{
+    size_t count = 0;
+
+    check_repeats(l, upstream, SECTION_HEADER);
+    for (const struct config_node *h = config_node_first(upstream, SECTION_HEADER); h != NULL;
+         h = config_node_next(h)) {
+        struct slice name = slice_of(h->title);
+
+        if (!config_is_token(name) || name.n > CONFIG_VALUE_MAX)
+            config_complain(l, h, h->line, "is no name of a header");
+        else if (is_reserved_header(name))
+            config_complain(l, h, h->line, "is written by the gateway itself and cannot be set");
+        if (++count == CONFIG_HEADERS_MAX + 1)
+            config_complain(l, h, h->line, "is one too many: an upstream sets at most %d headers",
+                            CONFIG_HEADERS_MAX);
+    }
+}
+
 static void check_upstreams(struct config_load *l)
 {
     const struct config *c = l->config;
@@ -180,16 +196,7 @@ static void check_upstreams(struct config_load *l)
         if (u->url != NULL && u->use_tls && !u->tls.verify && config_node_entry(n, "tls_verify") != NULL)
             config_warn(l, n, config_node_line(n, "tls_verify"),
                         "anybody between here and %s can read and change its calls", u->host);
-        check_repeats(l, n, SECTION_HEADER);
-        for (const struct config_node *h = config_node_first(n, SECTION_HEADER); h != NULL;
-             h = config_node_next(h)) {
-            struct slice name = slice_of(h->title);
-
-            if (!config_is_token(name) || name.n > CONFIG_VALUE_MAX)
-                config_complain(l, h, h->line, "is no name of a header");
-            else if (is_reserved_header(name))
-                config_complain(l, h, h->line, "is written by the gateway itself and cannot be set");
-        }
+        check_headers(l, n);
     }
 }
 
@@ -248,10 +255,10 @@ static void check_tenant(struct config_load *l)
     }
 }
 
-static void check_limit_names(struct config_load *l, const struct config_node *n, struct config_limit *limit)
+static void check_limit_upstreams(struct config_load *l, const struct config_node *n,
+                                  const struct config_limit *limit)
 {
-    struct config *c = l->config;
-    const struct config_entry *e = config_node_entry(n, "redis");
+    const struct config *c = l->config;
 
     for (size_t i = 0; i < limit->n_upstreams; i++) {
         bool found = false;
@@ -263,15 +270,6 @@ static void check_limit_names(struct config_load *l, const struct config_node *n
             config_complain(l, n, config_node_line(n, "upstream"), "there is no upstream \"%.64s\"",
                             limit->upstreams[i]);
     }
-    if (e == NULL || (e->n == 1 && e->values[0][0] == '\0')) {
-        limit->redis = c->n_redis > 0 ? &c->redis[0] : NULL;
-        return;
-    }
-    for (size_t k = 0; e->n == 1 && k < c->n_redis; k++)
-        if (c->redis[k].name != NULL && strcmp(c->redis[k].name, e->values[0]) == 0)
-            limit->redis = &c->redis[k];
-    if (e->n == 1 && limit->redis == NULL)
-        config_complain(l, n, e->line, "there is no redis \"%.64s\"", e->values[0]);
 }
 
 static void check_limits(struct config_load *l)
@@ -286,7 +284,7 @@ static void check_limits(struct config_load *l)
         struct config_limit *limit = &c->limits[i];
 
         check_name(l, n);
-        check_limit_names(l, n, limit);
+        check_limit_upstreams(l, n, limit);
         if (c->tenant.from == CONFIG_TENANT_NONE && (limit->per_tenant || limit->n_tenants > 0))
             config_complain(l, n, config_node_line(n, limit->per_tenant ? "per" : "tenant"),
                             "asks for a tenant, but there is no `tenant { from = … }`");

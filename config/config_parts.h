@@ -84,8 +84,7 @@ enum config_type {
     TYPE_REDIS_URL,    /* of struct config_redis */
     TYPE_TENANT_FROM,  /* of struct config_tenant */
     TYPE_PER,          /* of struct config_limit */
-    TYPE_UPSTREAM_REF, /* struct config_upstream *; config_check finds it */
-    TYPE_REDIS_REF     /* struct config_redis *; config_check finds it */
+    TYPE_UPSTREAM_REF  /* struct config_upstream *; config_check finds it */
 };
 
 enum {

@@ -344,6 +344,11 @@ static bool read_later(struct reader *r)
     uint64_t asked = 0, nothing = 0;
     struct reader none = *r;
 
+    if (o->type_ == TYPE_TEXT) {
+        if (r->values[0][0] != '\0')
+            return COMPLAIN(r, "`%s` is not available in this version; remove it", o->name);
+        return true;
+    }
     none.values = &o->default_text;
     if (!read_number(r, &asked) || !read_number(&none, &nothing))
         return false;
@@ -392,7 +397,6 @@ static bool read_scalar(struct reader *r, void *base)
     case TYPE_TENANT_FROM:
         return read_tenant_from(r, field);
     case TYPE_UPSTREAM_REF:
-    case TYPE_REDIS_REF:
         return r->values[0][0] == '\0' || check_name(r, slice_of(r->values[0])); /* found by config_check */
     case TYPE_GLOBS:
     case TYPE_NAMES:
@@ -527,8 +531,6 @@ bool config_value_put(const struct config_option_row *o, const void *base, struc
         return put_per(out, base);
     case TYPE_UPSTREAM_REF:
         return config_put_quoted(out, (*(struct config_upstream *const *)field)->name);
-    case TYPE_REDIS_REF:
-        return config_put_quoted(out, (*(struct config_redis *const *)field)->name);
     }
     BUG_ON(true);
     return false;

@@ -40,6 +40,17 @@ static bool is_json(struct slice type)
     return type.n > suffix.n && slice_ieq((struct slice){type.p + type.n - suffix.n, suffix.n}, suffix);
 }
 
+/* Of parameters that cannot be read: a lenient server may find one there all the same. */
+static bool mentions_charset(struct slice text)
+{
+    static const struct slice word = {"charset", 7};
+
+    for (; text.n >= word.n; text.p++, text.n--)
+        if (slice_ieq((struct slice){text.p, word.n}, word))
+            return true;
+    return false;
+}
+
 /*
  * Charsets in which ASCII stands for itself. In any other one (UTF-16, UTF-7,
  * EBCDIC) the structure seen here is not the one that a server sees that heeds
@@ -50,8 +61,9 @@ static bool has_alien_charset(struct slice params)
     static const struct slice good[] = {{"utf-8", 5},       {"utf8", 4},   {"us-ascii", 8},     {"ascii", 5},
                                         {"iso-8859-1", 10}, {"latin1", 6}, {"windows-1252", 12}};
     struct mediatype_param param;
+    enum mediatype_step step;
 
-    while (mediatype_next_param(&params, &param) == MEDIATYPE_PARAM) {
+    while ((step = mediatype_next_param(&params, &param)) == MEDIATYPE_PARAM) {
         size_t i;
 
         if (!slice_ieq(param.name, SLICE("charset")))
@@ -61,7 +73,7 @@ static bool has_alien_charset(struct slice params)
         if (i == ARRAY_LEN(good))
             return true;
     }
-    return false;
+    return step == MEDIATYPE_BAD && mentions_charset(params);
 }
 
 static enum bodyscan_error open_scanner(struct bodyscan *b, struct slice content_type)
@@ -72,7 +84,7 @@ static enum bodyscan_error open_scanner(struct bodyscan *b, struct slice content
         b->form_ = mem_alloc(sizeof(*b->form_));
         return b->form_ == NULL ? BODYSCAN_E_NO_MEMORY : multipart_init(b->form_, content_type);
     }
-    if (is_json(type) && has_alien_charset(params))
+    if (has_alien_charset(params)) /* of whatever type: many a server reads JSON without asking for it */
         return BODYSCAN_E_BODY_ENCODING;
     scan_init(&b->json_, is_json(type) ? SCAN_JSON : SCAN_SNIFF);
     return BODYSCAN_E_OK;

@@ -6,7 +6,7 @@
  *                 tenant        names the                   or new       body go       response     tunnel
  *                               model                       connection   out           head
  *
- * The phase (outcome.h) is the state; set_phase is its only writer. call_end is the only way out: it may
+ * The phase (outcome.h) is the state; call_set_phase is its only writer, but for the one step back of a replay. call_end is the only way out: it may
  * be called in any phase, acts once, and gives the lease back once. What is needed only until the
  * upstream has begun to answer (head, held body, scanner) lives in `struct request` and goes then, so a long
  * quiet stream holds little.
@@ -98,6 +98,8 @@ static void call_route(struct call *c)
         call_refuse_plainly(c, OUTCOME_DRAINING, "");
     } else if (c->to == NULL || is_meant_for_us(h)) {
         call_refuse_plainly(c, OUTCOME_NO_ROUTE, "");
+    } else if (r->route.ambiguous) {
+        call_refuse_plainly(c, OUTCOME_BAD_REQUEST, "the tenant's or the model's header is given twice");
     } else if (h->body == HTTP_BODY_LENGTH && h->content_length > conf->body_max_bytes) {
         call_refuse_size(c, "the request body is larger than body_max");
     } else if (r->route.model_from == ROUTE_MODEL_BAD) {
@@ -236,12 +238,13 @@ static void on_open(void *owner)
 static bool put_request_head(struct call *c, struct buf *out)
 {
     const struct config_upstream *u = c->to;
-    struct http_extra set[32];
+    struct http_extra set[CONFIG_HEADERS_MAX];
     struct http_request_out o = {.path_prefix = slice_of(u->path_prefix), .set = set};
 
     if (!u->pass_host)
         o.authority = slice_of(u->authority);
-    for (size_t i = 0; i < u->n_headers && o.n_set < ARRAY_LEN(set); i++) {
+    BUG_ON(u->n_headers > ARRAY_LEN(set)); /* config_check */
+    for (size_t i = 0; i < u->n_headers; i++) {
         if (u->headers[i].value[0] == '\0')
             continue;
         set[o.n_set++] = (struct http_extra){slice_of(u->headers[i].name), slice_of(u->headers[i].value)};
@@ -290,6 +293,7 @@ static void call_send(struct call *c)
         return;
     }
     r->may_replay = replay_allowed(c);
+    c->sent_mark = c->sent_before = upstream_sent_bytes(&c->upstream);
     if (r->head->websocket)
         upstream_expect_upgrade(&c->upstream);
     if (queue_peek(&r->held, &first, 1) == 0)
@@ -401,6 +405,7 @@ static void on_head(void *owner, const struct http_head *h)
     metrics_observe_us(METRICS_HISTOGRAM_FIRST_BYTE, c->head_us - c->began_us);
     c->probing = false;
     if (c->client == NULL) { /* draining: nobody to tell */
+        c->relay.is_sse = is_event_stream(h);
         call_progress(c);
         return;
     }
@@ -448,7 +453,7 @@ static bool replay(struct call *c)
 {
     struct request *r = c->request;
     bool untouched = !c->request_out && r != NULL && r->sent.bytes == 0 &&
-                     upstream_sent_bytes(&c->upstream) == c->sent_mark;
+                     upstream_sent_bytes(&c->upstream) == c->sent_before;
 
     if (r == NULL || c->client == NULL || c->replayed || !upstream_reused(&c->upstream) ||
         c->upstream.any_byte)
@@ -462,7 +467,9 @@ static bool replay(struct call *c)
     queue_move(&r->sent, &r->held);
     queue_move(&r->held, &r->sent);
     upstream_close(&c->upstream);
-    call_dial(c, true);
+    call_rearm(c); /* the wait for the first connection is over; a dial has its own time */
+    if (!c->ended)
+        call_dial(c, true);
     return true;
 }
 
@@ -504,6 +511,7 @@ static void call_drain(struct call *c)
 
     note_text(c->client_address, sizeof(c->client_address), client_address(client));
     c->client = NULL;
+    c->probing = false; /* answered */
     c->client_had_all = c->relay.sse.done;
     relay_detach_client(&c->relay);
     client_finish(client, CLIENT_DROP);
@@ -517,6 +525,15 @@ static bool worth_draining(const struct call *c)
     if (c->phase != OUTCOME_PHASE_WAIT && c->phase != OUTCOME_PHASE_RELAY)
         return false; /* the upstream has not got the whole request: it cannot be at work */
     return c->relay.sse.done || c->to->on_client_gone == CONFIG_GONE_DRAIN;
+}
+
+/* Nobody is there any more for whom the call could go on. */
+void call_lose_client(struct call *c, enum outcome o, const char *detail)
+{
+    if (worth_draining(c))
+        call_drain(c);
+    else
+        call_end(c, o, detail);
 }
 
 static void on_client_end(void *owner, enum client_end how)
@@ -538,13 +555,10 @@ static void on_client_end(void *owner, enum client_end how)
         if (c->body_done || c->client_paused) /* paused: seen ahead of a body that was not read yet */
             return;                           /* the call goes on; an RST, when one comes, ends it */
     }
-    if (worth_draining(c))
-        call_drain(c);
-    else
-        call_end(c, how == CLIENT_END_STALLED ? OUTCOME_CLIENT_STALLED : OUTCOME_CLIENT_GONE,
-                 how == CLIENT_END_FIN     ? "closed"
-                 : how == CLIENT_END_RESET ? "reset"
-                                           : "took no bytes");
+    call_lose_client(c, how == CLIENT_END_STALLED ? OUTCOME_CLIENT_STALLED : OUTCOME_CLIENT_GONE,
+                     how == CLIENT_END_FIN     ? "closed"
+                     : how == CLIENT_END_RESET ? "reset"
+                                               : "took no bytes");
 }
 
 /* FIN behind a whole request: has it closed, or only finished sending? (cases H131) */

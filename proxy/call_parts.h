@@ -51,6 +51,7 @@ struct call {
     uint64_t progress_ms;  /* last time that the side we wait for did something */
     uint64_t body_bytes;   /* of the request, received */
     uint64_t sent_mark;    /* bytes the upstream's socket had taken at the last look */
+    uint64_t sent_before;  /* and before this call: as long as it is that, nothing of the call has gone out */
     uint16_t status;       /* sent to the client; 0: none */
     uint8_t phase;         /* enum outcome_phase */
     uint8_t half_close;    /* enum config_half_close */
@@ -93,6 +94,8 @@ void call_admit(struct call *c);
 void call_send_held(struct call *c);
 /* The client's FIN came while half_close says "probe" or "serve". */
 void call_probe(struct call *c);
+/* The client has gone: the end, or the drain where the upstream's configuration asks for it. */
+void call_lose_client(struct call *c, enum outcome o, const char *detail);
 
 /* --- call_body.c --- */
 

@@ -35,8 +35,8 @@ struct client {
     bool body_done;
     bool keep; /* the request allows another one */
     bool want_continue;
-    bool paused; /* by the owner */
-    bool ended;  /* FIN has come */
+    bool paused;      /* by the owner */
+    bool ended;       /* FIN has come */
     bool handshaking; /* TLS is not up yet */
     uint8_t minor;
 };
@@ -214,7 +214,7 @@ static size_t feed_head(struct client *c, const char *bytes, size_t n)
 static void keep_rest(struct client *c, const char *bytes, size_t n)
 {
     if (n > 0 && !buf_put(&c->in, (struct slice){bytes, n})) {
-        if (c->state == CLIENT_EXCHANGE && c->owner != NULL)
+        if ((c->state == CLIENT_EXCHANGE || c->state == CLIENT_TUNNEL) && c->owner != NULL)
             c->group->ops->on_end(c->owner, CLIENT_END_RESET); /* we cannot follow it any more */
         else
             close_now(c);
@@ -298,6 +298,8 @@ static void look_again(struct task *t)
 
     if (c->state == CLIENT_TUNNEL) {
         give_ahead(c);
+        if (c->state == CLIENT_TUNNEL && c->ended) /* before there was a tunnel: it has to hear of it too */
+            c->group->ops->on_end(c->owner, CLIENT_END_FIN);
         return;
     }
     c->in = (struct buf){0};
@@ -325,8 +327,10 @@ static void on_end(void *owner, enum stream_end how UNUSED)
     struct client *c = owner;
 
     c->ended = true;
-    if (c->state == CLIENT_TUNNEL)
+    if (c->state == CLIENT_TUNNEL) {
+        task_cancel(c->group->loop, &c->again);
         give_ahead(c);
+    }
     if (c->state == CLIENT_EXCHANGE && c->owner != NULL)
         c->group->ops->on_end(c->owner, CLIENT_END_FIN);
     else if (c->state == CLIENT_TUNNEL)
@@ -518,7 +522,7 @@ void client_tunnel(struct client *c)
     set_state(c, CLIENT_TUNNEL);
     c->keep = false;
     client_resume(c);
-    if (c->in.n > 0)
+    if (c->in.n > 0 || c->ended)
         loop_defer(c->group->loop, &c->again);
 }
 

@@ -30,7 +30,7 @@ struct client_ops {
     /* A request begins. The head is borrowed; body events follow unless h->body is NONE. Returns the owner of what follows, or NULL when the
      * client was already answered or closed. */
     void *(*on_request)(void *arg, struct client *c, const struct http_head *h);
-    /* A head that is none: to be answered by client_reply and logged. */
+    /* A head that is none: to be answered (client_write, client_finish) and logged. */
     void (*on_bad_head)(void *arg, struct client *c, enum parse_error e);
     /* No complete head within header_timeout, though some bytes came. */
     void (*on_head_timeout)(void *arg, struct client *c);
@@ -84,7 +84,7 @@ void client_probe(struct client *c);
 bool client_is_gone(struct client *c);
 /* May this connection take another request after the response that is being made? (its wish, its version, its unread body, drain) */
 bool client_can_keep(const struct client *c);
-/* From now on bytes pass raw, first those that were sent ahead (by on_raw, on a later turn). */
+/* From now on bytes pass raw, first those that were sent ahead (by on_raw, on a later turn), then the FIN if it has come (by on_end). */
 void client_tunnel(struct client *c);
 void client_shutdown(struct client *c); /* FIN after what is queued */
 bool client_half_closed(const struct client *c);

@@ -29,72 +29,15 @@
  * bucket is filled up to one call's worth before the next is begun: a set with few leases costs one call a
  * heartbeat.
  *
- * Owns scope sets, leases and batches. A set lives while a lease refers to it, and for a heartbeat more.
+ * Owns leases and batches; lease_set.c finds and makes their scope sets. A set lives while a lease refers to it,
+ * and for a heartbeat more.
  */
-#include "lease.h"
+#include "lease_parts.h"
 
-#include "hash.h"
 #include "log.h"
 #include "mem.h"
 
 #define IDS_MAX 250 /* a script call (lua/README.md) */
-#define BUCKETS 8
-#define TAG "main" /* the cluster hash tag: one for all limits, as any may have to be taken together */
-#define VALUE_MAX 64
-#define SETS_MIN 64
-#define NAMES_MAX (LEASE_SCOPES_MAX * (LEASE_SCOPE_MAX + 1))
-
-enum lease_state {
-    LEASE_QUEUED,
-    LEASE_UNASKED, /* the breaker was open: UNAVAILABLE is said at the end of the turn */
-    LEASE_ASKED,
-    LEASE_CANCELLED,
-    LEASE_HELD,
-    LEASE_LINGERING,
-    LEASE_LOSING, /* on_lost is due */
-    LEASE_LOST,   /* on_lost was called */
-    LEASE_OWED,
-    LEASE_RELEASING,
-    LEASE_GONE, /* in no list */
-};
-
-struct lease {
-    struct list_node node; /* in the list of its state */
-    struct scope_set *set;
-    union { /* after lease_end there is no owner: its place links those that linger, in order of time */
-        struct {
-            const struct lease_ops *ops;
-            void *p;
-        } owner;
-        struct list_node due;
-    } u;
-    uint64_t
-        when_ms; /* HELD: the last heartbeat known to have arrived was sent; LINGERING: due; OWED: since */
-    uint16_t batches; /* that hold a pointer to it */
-    uint8_t state;    /* enum lease_state */
-    uint8_t bucket;
-    uint8_t id_n;
-    char id[];
-};
-
-struct scope_set {
-    struct leases *leases;
-    struct scope_set *chain; /* in its slot of the table */
-    uint64_t hash;
-    struct list_node dirty; /* in leases->dirty */
-    struct list_node idle;  /* in leases->idle, when refs is 0 */
-    uint64_t idle_ms;
-    size_t refs; /* leases */
-    struct list asks, owed, held[BUCKETS];
-    uint64_t refreshed_ms; /* the keys' expiry was last set by a command sent then; 0: not known */
-    bool renew_all;        /* a renewal was not executed: all at the next flush */
-    uint8_t home;          /* first bucket to be filled */
-    uint8_t n;
-    uint32_t caps[LEASE_SCOPES_MAX];
-    struct slice keys[LEASE_SCOPES_MAX];
-    struct slice names; /* of the scopes, each ended by a space: what the table is keyed by */
-    char text[];        /* names and keys */
-};
 
 enum verb { VERB_ADMIT, VERB_RENEW, VERB_RELEASE };
 
@@ -106,77 +49,6 @@ struct batch {
     unsigned n;
     struct lease *lease[];
 };
-
-struct leases {
-    struct loop *loop;
-    struct config *config;
-    struct redis *redis;
-    char *prefix;
-    char instance[LEASE_INSTANCE_MAX];
-    size_t instance_n;
-    uint64_t sequence;
-
-    struct scope_set **table; /* slots, a power of two */
-    struct scope_set *last;   /* asked for last: most asks of a turn are for one set */
-    size_t slots, n_sets;
-    uint8_t next_home;
-    struct scope_set *nowhere; /* of leases that are UNASKED; in no table. Its key is the probe's */
-
-    size_t alive; /* leases allocated */
-    struct list unasked, asked, losing, lost, releasing;
-    struct list lingering; /* by u.due, sorted by when_ms */
-    struct list batches;
-    struct list dirty, idle;
-    struct task flush;
-    struct deadline tick, linger;
-    uint64_t tick_due_ms;
-    unsigned tick_bucket;
-    uint64_t connected_ms;  /* the last on_ready */
-    uint64_t hold_until_ms; /* another server: no admits before */
-
-    struct leases_counters counters;
-    uint64_t log_last_s, log_held_back;
-};
-
-/* --- names ---------------------------------------------------------------------------------------------- */
-
-static bool value_is_plain(struct slice v)
-{
-    if (v.n == 0 || v.n > VALUE_MAX || (v.n >= 2 && v.p[0] == 'h' && v.p[1] == '-'))
-        return false;
-    for (size_t i = 0; i < v.n; i++) {
-        char c = v.p[i];
-
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-              c == '_' || c == '-'))
-            return false;
-    }
-    return true;
-}
-
-/* The value as it stands in a key: itself, or its hash in `hashed` (34 bytes). */
-static struct slice value_in_key(struct slice v, char hashed[34])
-{
-    if (value_is_plain(v))
-        return v;
-    hashed[0] = 'h';
-    hashed[1] = '-';
-    hash_stable_hex(v, hashed + 2);
-    return (struct slice){hashed, 34};
-}
-
-bool lease_scope_add(struct lease_scope *s, struct slice value)
-{
-    char hashed[34];
-    struct slice v = value_in_key(value, hashed);
-
-    if (s->name_n + 1 + v.n > LEASE_SCOPE_MAX)
-        return false;
-    s->name[s->name_n] = '/';
-    memcpy(s->name + s->name_n + 1, v.p, v.n);
-    s->name_n += 1 + v.n;
-    return true;
-}
 
 /* --- one lease ------------------------------------------------------------------------------------------ */
 
@@ -305,180 +177,6 @@ static void lease_deny(struct lease *l, enum lease_answer answer, unsigned scope
         lease_forget(l);
 }
 
-/* --- scope sets ----------------------------------------------------------------------------------------- */
-
-static struct scope_set *set_find(struct leases *ls, uint64_t hash, struct slice names)
-{
-    struct scope_set *set = ls->table[hash & (ls->slots - 1)];
-
-    while (set != NULL && !(set->hash == hash && slice_eq(set->names, names)))
-        set = set->chain;
-    return set;
-}
-
-/* Doubles the table; without memory its chains grow longer, that is all. */
-static void table_grow(struct leases *ls)
-{
-    size_t slots = ls->slots * 2;
-    struct scope_set **table = mem_zalloc(slots * sizeof(struct scope_set *));
-
-    if (table == NULL)
-        return;
-    for (size_t i = 0; i < ls->slots; i++) {
-        struct scope_set *set = ls->table[i];
-
-        while (set != NULL) {
-            struct scope_set *next = set->chain, **slot = &table[set->hash & (slots - 1)];
-
-            set->chain = *slot;
-            *slot = set;
-            set = next;
-        }
-    }
-    mem_free(ls->table);
-    ls->table = table;
-    ls->slots = slots;
-}
-
-/* Writes the keys behind the names: "<prefix>:{<tag>}:<scope>:leases". */
-static char *put_key(char *p, const char *prefix, const struct lease_scope *s, struct slice *key)
-{
-    size_t n = strlen(prefix);
-
-    key->p = p;
-    memcpy(p, prefix, n);
-    p += n;
-    memcpy(p, ":{" TAG "}:", sizeof(":{" TAG "}:") - 1);
-    p += sizeof(":{" TAG "}:") - 1;
-    memcpy(p, s->name, s->name_n);
-    p += s->name_n;
-    memcpy(p, ":leases", 7);
-    p += 7;
-    key->n = (size_t)(p - key->p);
-    return p;
-}
-
-static struct scope_set *set_new(struct leases *ls, uint64_t hash, struct slice names,
-                                 const struct lease_scope *scopes, size_t n)
-{
-    size_t text = names.n + n * (strlen(ls->prefix) + sizeof(":{" TAG "}:") + sizeof(":leases"));
-    struct scope_set *set, **slot;
-    char *p;
-
-    text += names.n; /* the names once more, in the keys */
-    set = mem_zalloc(sizeof(*set) + text);
-    if (set == NULL)
-        return NULL;
-    set->leases = ls;
-    set->hash = hash;
-    set->home = ls->next_home++ % BUCKETS;
-    set->n = (uint8_t)n;
-    list_init(&set->asks);
-    list_init(&set->owed);
-    for (size_t i = 0; i < BUCKETS; i++)
-        list_init(&set->held[i]);
-    memcpy(set->text, names.p, names.n);
-    set->names = (struct slice){set->text, names.n};
-    p = set->text + names.n;
-    for (size_t i = 0; i < n; i++)
-        p = put_key(p, ls->prefix, &scopes[i], &set->keys[i]);
-    BUG_ON(p > set->text + text);
-    if (ls->n_sets >= ls->slots)
-        table_grow(ls);
-    slot = &ls->table[hash & (ls->slots - 1)];
-    set->chain = *slot;
-    *slot = set;
-    ls->n_sets++;
-    return set;
-}
-
-static void set_free(struct scope_set *set)
-{
-    struct leases *ls = set->leases;
-    struct scope_set **link = &ls->table[set->hash & (ls->slots - 1)];
-
-    while (*link != set)
-        link = &(*link)->chain;
-    *link = set->chain;
-    ls->n_sets--;
-    if (ls->last == set)
-        ls->last = NULL;
-    if (list_linked(&set->dirty))
-        list_remove(&ls->dirty, &set->dirty);
-    if (list_linked(&set->idle))
-        list_remove(&ls->idle, &set->idle);
-    mem_free(set);
-}
-
-/* fn for each set; it may not make or free sets. */
-static void each_set(struct leases *ls, void (*fn)(struct scope_set *set, void *arg), void *arg)
-{
-    for (size_t i = 0; i < ls->slots; i++)
-        for (struct scope_set *set = ls->table[i]; set != NULL; set = set->chain)
-            fn(set, arg);
-}
-
-/* --- caps ----------------------------------------------------------------------------------------------- */
-
-static const struct config_limit *limit_named(const struct config *c, struct slice name)
-{
-    for (size_t i = 0; i < c->n_limits; i++)
-        if (slice_eq(slice_of(c->limits[i].name), name))
-            return &c->limits[i];
-    return NULL;
-}
-
-/*
- * The cap of a scope "<limit>[/<value>…]" in the present configuration; `old` where the limit is no longer in
- * it.
- */
-static uint32_t cap_now(const struct config *c, struct slice scope, uint32_t old)
-{
-    struct slice rest, limit_name = {scope.p, slice_find(scope, '/')}, value = {0};
-    const struct config_limit *limit = limit_named(c, limit_name);
-
-    if (limit == NULL)
-        return old;
-    if (limit_name.n < scope.n) {
-        rest = (struct slice){scope.p + limit_name.n + 1, scope.n - limit_name.n - 1};
-        value = (struct slice){rest.p, slice_find(rest, '/')};
-    }
-    for (size_t i = 0; i < limit->n_overrides && value.n > 0; i++) {
-        char hashed[34];
-
-        if (slice_eq(value_in_key(slice_of(limit->overrides[i].value), hashed), value))
-            return limit->overrides[i].concurrency;
-    }
-    return limit->concurrency;
-}
-
-/* Configuration rules, and the newest: a call that began under an older one does not bring its caps back. */
-static void set_take_caps(struct scope_set *set, const struct lease_scope *scopes)
-{
-    const struct config *c = set->leases->config;
-    uintptr_t begin = (uintptr_t)c->limits, end = (uintptr_t)(c->limits + c->n_limits);
-
-    for (size_t i = 0; i < set->n; i++) {
-        uintptr_t limit = (uintptr_t)scopes[i].limit;
-        bool current = limit >= begin && limit < end;
-
-        set->caps[i] = current ? scopes[i].cap
-                               : cap_now(c, (struct slice){scopes[i].name, scopes[i].name_n}, scopes[i].cap);
-    }
-}
-
-static void set_recap(struct scope_set *set, void *arg UNUSED)
-{
-    struct slice rest = set->names;
-
-    for (size_t i = 0; i < set->n; i++) {
-        size_t n = slice_find(rest, ' ');
-
-        set->caps[i] = cap_now(set->leases->config, (struct slice){rest.p, n}, set->caps[i]);
-        rest = (struct slice){rest.p + n + 1, rest.n - n - 1};
-    }
-}
-
 /* --- batches out ---------------------------------------------------------------------------------------- */
 
 static void on_admitted(void *arg, enum redis_status status, const struct redis_value *v);
@@ -578,7 +276,7 @@ static void send_renewals(struct scope_set *set, struct list *held)
 static void set_renew_all(struct scope_set *set, void *arg UNUSED)
 {
     set->renew_all = false;
-    for (unsigned i = 0; i < BUCKETS; i++)
+    for (unsigned i = 0; i < LEASE_BUCKETS; i++)
         send_renewals(set, &set->held[i]);
 }
 
@@ -723,8 +421,8 @@ static uint8_t bucket_for(const struct scope_set *set)
 {
     size_t least = 0;
 
-    for (size_t i = 0; i < BUCKETS; i++) {
-        size_t b = (set->home + i) % BUCKETS;
+    for (size_t i = 0; i < LEASE_BUCKETS; i++) {
+        size_t b = (set->home + i) % LEASE_BUCKETS;
 
         if (set->held[b].length < IDS_MAX)
             return (uint8_t)b;
@@ -924,9 +622,10 @@ static void on_ready(void *owner)
     struct leases *ls = owner;
 
     ls->connected_ms = loop_now_ms(ls->loop);
-    ls->hold_until_ms = redis_server_changed(ls->redis) ? ls->connected_ms + pause_ms(ls) : 0;
-    each_set(ls, set_renew_all, NULL);
-    each_set(ls, set_release, NULL);
+    if (redis_server_changed(ls->redis)) /* a pause that is running goes on through a lost connection */
+        ls->hold_until_ms = ls->connected_ms + pause_ms(ls);
+    lease_sets_each(ls, set_renew_all, NULL);
+    lease_sets_each(ls, set_release, NULL);
     probe(ls);
 }
 
@@ -938,7 +637,7 @@ static void set_wake_asks(struct scope_set *set, void *arg UNUSED)
 
 static void on_broken(void *owner)
 {
-    each_set(owner, set_wake_asks, NULL); /* to be told at the end of the turn */
+    lease_sets_each(owner, set_wake_asks, NULL); /* to be told at the end of the turn */
 }
 
 static const struct redis_ops redis_ops = {.on_ready = on_ready, .on_broken = on_broken};
@@ -947,7 +646,7 @@ static const struct redis_ops redis_ops = {.on_ready = on_ready, .on_broken = on
 
 static uint64_t tick_ms(const struct leases *ls)
 {
-    uint64_t ms = ls->config->heartbeat_ms / BUCKETS;
+    uint64_t ms = ls->config->heartbeat_ms / LEASE_BUCKETS;
 
     return ms == 0 ? 1 : ms;
 }
@@ -974,7 +673,7 @@ static void set_find_lost(struct scope_set *set)
     struct leases *ls = set->leases;
     uint64_t now_ms = loop_now_ms(ls->loop), age_ms = ls->config->ttl_ms - ls->config->heartbeat_ms;
 
-    for (unsigned i = 0; i < BUCKETS; i++) {
+    for (unsigned i = 0; i < LEASE_BUCKETS; i++) {
         list_for_each_safe (n, &set->held[i]) {
             struct lease *l = container_of(n, struct lease, node);
 
@@ -1004,7 +703,7 @@ static void free_idle_sets(struct leases *ls, uint64_t older_than_ms)
 
     while ((n = list_first(&ls->idle)) != NULL &&
            container_of(n, struct scope_set, idle)->idle_ms < older_than_ms)
-        set_free(container_of(n, struct scope_set, idle));
+        lease_set_free(container_of(n, struct scope_set, idle));
 }
 
 /* Renews the bucket whose turn it is; several, after a stall, but none twice. Rests while there is no set. */
@@ -1013,9 +712,9 @@ static void tick_fired(struct deadline *d)
     struct leases *ls = container_of(d, struct leases, tick);
     uint64_t now_ms = loop_now_ms(ls->loop);
 
-    for (unsigned i = 0; i < BUCKETS && ls->tick_due_ms <= now_ms; i++) {
-        each_set(ls, set_tick, &ls->tick_bucket);
-        ls->tick_bucket = (ls->tick_bucket + 1) % BUCKETS;
+    for (unsigned i = 0; i < LEASE_BUCKETS && ls->tick_due_ms <= now_ms; i++) {
+        lease_sets_each(ls, set_tick, &ls->tick_bucket);
+        ls->tick_bucket = (ls->tick_bucket + 1) % LEASE_BUCKETS;
         ls->tick_due_ms += tick_ms(ls);
     }
     if (ls->tick_due_ms <= now_ms)
@@ -1080,32 +779,6 @@ static void lease_linger(struct lease *l, uint64_t delay_ms)
 
 /* --- for the owner -------------------------------------------------------------------------------------- */
 
-static struct scope_set *set_for(struct leases *ls, const struct lease_scope *scopes, size_t n)
-{
-    char names[NAMES_MAX];
-    struct slice key = {names, 0};
-    struct scope_set *set;
-    uint64_t hash;
-
-    for (size_t i = 0; i < n; i++) {
-        memcpy(names + key.n, scopes[i].name, scopes[i].name_n);
-        key.n += scopes[i].name_n;
-        names[key.n++] = ' ';
-    }
-    set = ls->last;
-    if (set == NULL || !slice_eq(set->names, key)) {
-        hash = hash_keyed(key);
-        set = set_find(ls, hash, key);
-        if (set == NULL)
-            set = set_new(ls, hash, key, scopes, n);
-        if (set == NULL)
-            return NULL;
-        ls->last = set;
-    }
-    set_take_caps(set, scopes);
-    return set;
-}
-
 static struct lease *lease_new(struct leases *ls)
 {
     char id[LEASE_ID_MAX];
@@ -1136,7 +809,7 @@ struct lease *lease_ask(struct leases *ls, const struct lease_scope *scopes, siz
     l = lease_new(ls);
     if (l == NULL)
         return NULL;
-    set = usable ? set_for(ls, scopes, n) : ls->nowhere;
+    set = usable ? lease_set_for(ls, scopes, n) : ls->nowhere;
     if (set == NULL) {
         mem_free(l);
         return NULL;
@@ -1206,7 +879,7 @@ size_t leases_held(const struct leases *ls)
 
     for (size_t i = 0; i < ls->slots; i++)
         for (const struct scope_set *set = ls->table[i]; set != NULL; set = set->chain)
-            for (unsigned b = 0; b < BUCKETS; b++)
+            for (unsigned b = 0; b < LEASE_BUCKETS; b++)
                 n += set->held[b].length;
     return n;
 }
@@ -1248,7 +921,7 @@ static struct scope_set *nowhere_new(struct leases *ls)
         return NULL;
     set->leases = ls;
     set->n = 1;
-    (void)put_key(set->text, ls->prefix, &scope, &set->keys[0]);
+    (void)lease_put_key(set->text, ls->prefix, &scope, &set->keys[0]);
     return set;
 }
 
@@ -1278,7 +951,7 @@ struct leases *leases_new(struct loop *l, struct config *c, const struct config_
     ls->prefix = mem_strndup(conf->prefix, strlen(conf->prefix));
     if (ls->prefix == NULL)
         goto no_prefix;
-    ls->slots = SETS_MIN;
+    ls->slots = LEASE_SETS_MIN;
     ls->table = mem_zalloc(ls->slots * sizeof(struct scope_set *));
     if (ls->table == NULL)
         goto no_table;
@@ -1308,7 +981,7 @@ void leases_reconfigure(struct leases *ls, struct config *c)
     struct config *old = ls->config;
 
     ls->config = config_ref(c);
-    each_set(ls, set_recap, NULL);
+    lease_sets_each(ls, lease_set_recap, NULL);
     config_unref(old);
 }
 
@@ -1330,9 +1003,9 @@ static void set_drop(struct scope_set *set)
 {
     free_leases_in(&set->asks);
     free_leases_in(&set->owed);
-    for (unsigned i = 0; i < BUCKETS; i++)
+    for (unsigned i = 0; i < LEASE_BUCKETS; i++)
         free_leases_in(&set->held[i]);
-    set_free(set);
+    lease_set_free(set);
 }
 
 void leases_free(struct leases *ls)

@@ -193,14 +193,14 @@ static const char *needs_restart(const struct config *old, const struct config *
     return "";
 }
 
-static void log_errors(const struct buf *errors)
+static void log_problems(enum log_level level, const struct buf *problems)
 {
-    struct slice rest = buf_slice(errors);
+    struct slice rest = buf_slice(problems);
 
     while (rest.n > 0) {
         size_t end = slice_find(rest, '\n');
 
-        log_event(LOG_ERROR, "reload", "%.*s", (int)end, rest.p);
+        log_event(level, "reload", "%.*s", (int)end, rest.p);
         rest.p += end == rest.n ? end : end + 1;
         rest.n -= end == rest.n ? end : end + 1;
     }
@@ -248,10 +248,11 @@ static void reload(struct process *p)
 
     if (try_reload(p, &errors)) {
         metrics_add(METRICS_RELOADS, 1);
+        log_problems(LOG_WARN, &errors); /* it may hold warnings */
         log_event(LOG_INFO, "reload", "%s is in force", p->snapshot->config->path);
     } else {
         metrics_add(METRICS_RELOAD_FAILURES, 1);
-        log_errors(&errors);
+        log_problems(LOG_ERROR, &errors);
         log_event(LOG_ERROR, "reload", "the old configuration stays in force");
     }
     buf_free(&errors);
@@ -336,12 +337,11 @@ static void wait_for_the_end(struct process *p, const sigset_t *set)
     }
 }
 
-static int run(const char *path)
+static int run(const char *path, const sigset_t *signals)
 {
     struct process p = {0};
     struct buf why = {0};
     struct config *c = load(path, &why);
-    sigset_t signals;
     int status;
 
     if (why.n > 0)
@@ -351,7 +351,6 @@ static int run(const char *path)
         return EXIT_CONFIG;
     }
     why.n = 0;
-    block_signals(&signals);
     raise_descriptor_limit();
     if (!log_open(c->log.format == CONFIG_LOG_JSON, (enum log_level)c->log.level, c->log.file)) {
         fprintf(stderr, "leasegate: cannot open the log file %s: %s\n", c->log.file, strerror(errno));
@@ -364,7 +363,7 @@ static int run(const char *path)
         return status;
     }
     buf_free(&why);
-    wait_for_the_end(&p, &signals);
+    wait_for_the_end(&p, signals);
     if (p.admin != NULL) /* first: it looks at the workers */
         admin_stop(p.admin);
     for (size_t i = 0; i < p.n_workers; i++)
@@ -393,6 +392,7 @@ int main(int argc, char **argv)
     };
     const char *path = "proxy.conf", *verb = "run";
     bool dump = false;
+    sigset_t signals;
     int o;
 
     while ((o = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
@@ -420,8 +420,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "leasegate: one argument too many: %s\ntry: leasegate --help\n", argv[optind]);
         return EXIT_USAGE;
     }
-    if (strcmp(verb, "run") == 0)
-        return run(path);
+    if (strcmp(verb, "run") == 0) {
+        block_signals(&signals); /* first of all: a signal that comes while we boot waits until we can heed it */
+        return run(path, &signals);
+    }
     if (strcmp(verb, "check") == 0)
         return check(path, dump);
     fprintf(stderr, "leasegate: unknown command: %s\ntry: leasegate --help\n", verb);

@@ -36,7 +36,8 @@
       "Times that Redis was given up and the breaker opened.")                                               \
     X(RELOADS, "leasegate_config_reloads_total", "Configurations loaded.")                                   \
     X(RELOAD_FAILURES, "leasegate_config_reload_failures_total", "Configurations refused.")                  \
-    X(ACCEPT_FAILURES, "leasegate_accept_failures_total", "Connections that could not be accepted.")
+    X(ACCEPT_FAILURES, "leasegate_accept_failures_total", "Connections that could not be accepted.")         \
+    X(LOG_LINES_DROPPED, "leasegate_log_lines_dropped_total", "Log lines lost to a full queue.")
 
 #define METRICS_GAUGES(X)                                                                                    \
     X(CLIENTS, "leasegate_client_connections", "Client connections open.")                                   \
@@ -104,7 +105,7 @@ void metrics_limit_cap(unsigned row, uint32_t cap);
 /* A call has ended. */
 void metrics_call_ended(enum outcome o, enum outcome_phase p, unsigned client_status);
 
-/* The exposition (Prometheus text format 0.0.4). False: no memory. Main thread. */
+/* The exposition (Prometheus text format 0.0.4). False: no memory. Any thread. */
 MUST_CHECK bool metrics_write(struct buf *out);
 
 #endif

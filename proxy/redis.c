@@ -1,7 +1,7 @@
 /*
  * redis.c - the connection to one Redis server and everything that can happen to it.
  *
- * Owns: one stream at a time, the reply reader of that stream, the bytes of commands written in this turn,
+ * Owns: one stream at a time, the reply reader of that stream (redis_value.c), the bytes of commands written in this turn,
  * and the ring of commands that wait for a reply. Reader and ring outlive a broken connection until the next
  * dial; a stream that was closed calls nobody (stream.h), so a late event of an old connection cannot reach
  * the new one.
@@ -30,9 +30,6 @@
 #include "resp.h"
 #include "stream.h"
 
-/* After redis.h: hiredis has a macro named REDIS_OK, of the same value. */
-#include <hiredis/read.h>
-
 #include <errno.h>
 #include <stdio.h>
 
@@ -47,225 +44,6 @@
 #define NOSCRIPT_MAX 8 /* rounds of loading without one script call that worked */
 #define RUN_ID_MAX 40
 #define SHA1_HEX 40
-
-/* --- replies -------------------------------------------------------------------------------------------- */
-
-#define STRING_MAX_BYTES (1u << 20) /* longer than any reply of ours: no RESP that we asked for */
-#define ELEMENTS_MAX 65536u
-
-struct redis_value {
-    enum redis_type type;
-    union {
-        int64_t number;
-        struct {
-            char *p; /* owned */
-            size_t n;
-        } text;
-        struct {
-            struct redis_value *p; /* owned; NULL when n is 0 */
-            size_t n;
-        } items;
-    } u;
-};
-
-struct redis_reader {
-    redisReader *hiredis;
-    struct redis_value root; /* of the reply given out last, or being read; elements are built in place */
-};
-
-static struct redis_value *value_slot(const redisReadTask *t, enum redis_type type)
-{
-    struct redis_value *v;
-
-    if (t->parent == NULL)
-        v = &((struct redis_reader *)t->privdata)->root;
-    else
-        v = &((struct redis_value *)t->parent->obj)->u.items.p[t->idx];
-    v->type = type;
-    return v;
-}
-
-static void *value_new_string(const redisReadTask *t, char *bytes, size_t n)
-{
-    struct redis_value *v;
-    char *copy = n > STRING_MAX_BYTES ? NULL : mem_strndup(bytes, n);
-
-    if (copy == NULL)
-        return NULL;
-    v = value_slot(t, t->type == REDIS_REPLY_ERROR ? REDIS_TYPE_ERROR : REDIS_TYPE_STRING);
-    v->u.text.p = copy;
-    v->u.text.n = n;
-    return v;
-}
-
-static void *value_new_array_of(const redisReadTask *t, size_t n)
-{
-    struct redis_value *v, *items = NULL;
-
-    if (n > ELEMENTS_MAX)
-        return NULL;
-    if (n > 0) {
-        items = mem_zalloc(n * sizeof(*items)); /* all REDIS_TYPE_NIL: safe to free half-read */
-        if (items == NULL)
-            return NULL;
-    }
-    v = value_slot(t, REDIS_TYPE_ARRAY);
-    v->u.items.p = items;
-    v->u.items.n = n;
-    return v;
-}
-
-/* hiredis 1.x (known by the RESP3 types) counts elements in size_t, 0.14 in int. */
-#ifdef REDIS_REPLY_MAP
-#define value_new_array value_new_array_of
-#else
-static void *value_new_array(const redisReadTask *t, int n)
-{
-    return n < 0 ? NULL : value_new_array_of(t, (size_t)n);
-}
-#endif
-
-static void *value_new_integer(const redisReadTask *t, long long number)
-{
-    struct redis_value *v = value_slot(t, REDIS_TYPE_INT);
-
-    v->u.number = number;
-    return v;
-}
-
-static void *value_new_nil(const redisReadTask *t)
-{
-    return value_slot(t, REDIS_TYPE_NIL);
-}
-
-/* Frees what v owns. Depth is bounded by the reader's own stack (7 in hiredis 0.14, 9 in 1.x). */
-static void value_clear(struct redis_value *v)
-{
-    if (v->type == REDIS_TYPE_STRING || v->type == REDIS_TYPE_ERROR) {
-        mem_free(v->u.text.p);
-    } else if (v->type == REDIS_TYPE_ARRAY) {
-        for (size_t i = 0; i < v->u.items.n; i++)
-            value_clear(&v->u.items.p[i]);
-        mem_free(v->u.items.p);
-    }
-    v->type = REDIS_TYPE_NIL;
-}
-
-/* hiredis gives its root back on errors. The root is ours and cleared by redis_reader_next and _free. */
-static void value_free(void *v)
-{
-    (void)v;
-}
-
-static redisReplyObjectFunctions value_functions = {
-    .createString = value_new_string,
-    .createArray = value_new_array,
-    .createInteger = value_new_integer,
-    .createNil = value_new_nil,
-    .freeObject = value_free,
-};
-
-struct redis_reader *redis_reader_new(void)
-{
-    struct redis_reader *rd = mem_zalloc(sizeof(*rd));
-
-    if (rd == NULL)
-        return NULL;
-    rd->hiredis = redisReaderCreateWithFunctions(&value_functions);
-    if (rd->hiredis == NULL) {
-        mem_free(rd);
-        return NULL;
-    }
-    rd->hiredis->privdata = rd;
-    return rd;
-}
-
-void redis_reader_free(struct redis_reader *rd)
-{
-    if (rd == NULL)
-        return;
-    redisReaderFree(rd->hiredis);
-    value_clear(&rd->root);
-    mem_free(rd);
-}
-
-bool redis_reader_feed(struct redis_reader *rd, const char *bytes, size_t n)
-{
-    return redisReaderFeed(rd->hiredis, bytes, n) == 0;
-}
-
-static const char *reader_trouble(const struct redis_reader *rd)
-{
-    return rd->hiredis->err == REDIS_ERR_OOM ? "no_memory" : "protocol";
-}
-
-const struct redis_value *redis_reader_next(struct redis_reader *rd, bool *failed)
-{
-    void *reply = NULL;
-
-    /* A root that is half read stays: its elements arrive with a later feed. */
-    if (rd->hiredis->ridx < 0)
-        value_clear(&rd->root);
-    *failed = redisReaderGetReply(rd->hiredis, &reply) != 0;
-    if (*failed || reply == NULL)
-        return NULL;
-    /* A RESP3 type, for which hiredis 1.x invents a pointer: never asked for. */
-    *failed = reply != &rd->root;
-    return *failed ? NULL : &rd->root;
-}
-
-enum redis_type redis_value_type(const struct redis_value *v)
-{
-    return v->type;
-}
-
-int64_t redis_value_int(const struct redis_value *v)
-{
-    BUG_ON(v->type != REDIS_TYPE_INT);
-    return v->u.number;
-}
-
-struct slice redis_value_str(const struct redis_value *v)
-{
-    BUG_ON(v->type != REDIS_TYPE_STRING && v->type != REDIS_TYPE_ERROR);
-    return (struct slice){v->u.text.p, v->u.text.n};
-}
-
-size_t redis_value_count(const struct redis_value *v)
-{
-    BUG_ON(v->type != REDIS_TYPE_ARRAY);
-    return v->u.items.n;
-}
-
-const struct redis_value *redis_value_at(const struct redis_value *v, size_t i)
-{
-    BUG_ON(v->type != REDIS_TYPE_ARRAY || i >= v->u.items.n);
-    return &v->u.items.p[i];
-}
-
-/*
- * Redis 6: "ERR Error running script (call to f_…): @user_script:12: WRONGTYPE Operation …", or ": -READONLY
- * You …".
- */
-bool redis_value_is_error(const struct redis_value *v, const char *code)
-{
-    size_t n = strlen(code);
-    const char *at;
-
-    if (v->type != REDIS_TYPE_ERROR)
-        return false;
-    at = v->u.text.p; /* ended by NUL */
-    if (strncmp(at, code, n) == 0)
-        return true;
-    if (strncmp(at, "ERR Error running script", 24) != 0)
-        return false;
-    while ((at = strstr(at, ": ")) != NULL) {
-        at += 2;
-        if (strncmp(at + (*at == '-'), code, n) == 0)
-            return true;
-    }
-    return false;
-}
 
 /* --- the connection ------------------------------------------------------------------------------------- */
 
@@ -563,8 +341,9 @@ static void break_off_by_reply(struct redis *r, const char *trouble, const struc
 {
     char detail[160] = "unexpected reply";
 
-    if (v != NULL && v->type == REDIS_TYPE_ERROR)
-        (void)snprintf(detail, sizeof(detail), "%.*s", (int)size_min(v->u.text.n, 150), v->u.text.p);
+    if (v != NULL && redis_value_type(v) == REDIS_TYPE_ERROR)
+        (void)snprintf(detail, sizeof(detail), "%.*s", (int)size_min(redis_value_str(v).n, 150),
+                       redis_value_str(v).p);
     break_off(r, trouble, detail);
 }
 
@@ -708,7 +487,7 @@ static void on_client_id(void *arg, enum redis_status status, const struct redis
 {
     struct redis *r = arg;
 
-    r->id = status == REDIS_OK && v->type == REDIS_TYPE_INT ? v->u.number : 0;
+    r->id = status == REDIS_OK && redis_value_type(v) == REDIS_TYPE_INT ? redis_value_int(v) : 0;
     greeting_step(r);
 }
 
@@ -717,7 +496,9 @@ static void on_info(void *arg, enum redis_status status, const struct redis_valu
 {
     static const char key[] = "\nrun_id:";
     struct redis *r = arg;
-    const char *at = status == REDIS_OK && v->type == REDIS_TYPE_STRING ? strstr(v->u.text.p, key) : NULL;
+    const char *at = status == REDIS_OK && redis_value_type(v) == REDIS_TYPE_STRING
+                         ? strstr(redis_value_str(v).p, key)
+                         : NULL;
 
     r->new_run_id_n = 0;
     if (at != NULL) {
@@ -734,8 +515,8 @@ static void script_loaded(struct redis *r, enum redis_script s, enum redis_statu
     const char *trouble;
 
     r->loading--;
-    if (status == REDIS_OK && v->type == REDIS_TYPE_STRING && v->u.text.n == SHA1_HEX) {
-        memcpy(r->sha[s], v->u.text.p, SHA1_HEX);
+    if (status == REDIS_OK && redis_value_type(v) == REDIS_TYPE_STRING && redis_value_str(v).n == SHA1_HEX) {
+        memcpy(r->sha[s], redis_value_str(v).p, SHA1_HEX);
         greeting_step(r);
         return;
     }
@@ -921,7 +702,7 @@ static void noscript(struct redis *r)
 static void take_reply(struct redis *r, const struct redis_value *v)
 {
     struct command c = r->ring[r->ring_head];
-    enum redis_status status = v->type == REDIS_TYPE_ERROR ? REDIS_ERROR : REDIS_OK;
+    enum redis_status status = redis_value_type(v) == REDIS_TYPE_ERROR ? REDIS_ERROR : REDIS_OK;
 
     r->ring_head = (r->ring_head + 1) & (r->ring_cap - 1);
     r->ring_count--;
@@ -951,12 +732,12 @@ static void on_data(void *owner, char *bytes, size_t n)
     bool failed = false;
 
     if (!redis_reader_feed(r->reader, bytes, n)) {
-        break_off(r, reader_trouble(r->reader), "reply not understood");
+        break_off(r, redis_reader_trouble(r->reader), "reply not understood");
         return;
     }
     while (r->state != REDIS_BROKEN && (v = redis_reader_next(r->reader, &failed)) != NULL) {
         if (r->ring_count == r->unsent) { /* a reply to nothing: an error before closing, or no Redis */
-            const char *trouble = v->type == REDIS_TYPE_ERROR ? server_trouble(v) : NULL;
+            const char *trouble = redis_value_type(v) == REDIS_TYPE_ERROR ? server_trouble(v) : NULL;
 
             break_off_by_reply(r, trouble != NULL ? trouble : "protocol", v);
             return;
@@ -967,7 +748,7 @@ static void on_data(void *owner, char *bytes, size_t n)
     if (r->state == REDIS_BROKEN)
         return;
     if (failed) {
-        break_off(r, reader_trouble(r->reader), "reply not understood");
+        break_off(r, redis_reader_trouble(r->reader), "reply not understood");
         return;
     }
     r->last_reply_ms = now_us / 1000;

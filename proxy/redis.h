@@ -25,11 +25,11 @@
 
 #include "config.h"
 #include "loop.h"
+#include "redis_value.h"
 #include "str.h"
 
 struct redis;
 struct tls_context;
-struct redis_value; /* a reply, valid during the callback */
 
 enum redis_status {
     REDIS_OK,      /* value is the reply */
@@ -40,7 +40,7 @@ enum redis_status {
 
 /*
  * Called once per command, from the loop (never from inside redis_send), in the order of sending. value is
- * set on OK and ERROR. An ERROR that concerns the whole server has opened the breaker before fn is called:
+ * set on OK and ERROR, and valid until fn returns. An ERROR that concerns the whole server has opened the breaker before fn is called:
  * look at redis_usable.
  */
 typedef void redis_reply_fn(void *arg, enum redis_status status, const struct redis_value *value);
@@ -110,18 +110,6 @@ void redis_arg(struct redis *r, struct slice s);
 void redis_arg_u64(struct redis *r, uint64_t v);
 MUST_CHECK bool redis_send(struct redis *r, redis_reply_fn *fn, void *arg);
 
-/* --- replies -------------------------------------------------------------------------------------------- */
-enum redis_type { REDIS_TYPE_NIL, REDIS_TYPE_INT, REDIS_TYPE_STRING, REDIS_TYPE_ARRAY, REDIS_TYPE_ERROR };
-enum redis_type redis_value_type(const struct redis_value *v);
-int64_t redis_value_int(const struct redis_value *v);
-struct slice redis_value_str(const struct redis_value *v); /* strings, status and errors */
-size_t redis_value_count(const struct redis_value *v);
-const struct redis_value *redis_value_at(const struct redis_value *v, size_t i);
-/*
- * An error reply with this code (`WRONGTYPE`), also where Redis 6 wraps it into the text of a script error.
- */
-bool redis_value_is_error(const struct redis_value *v, const char *code);
-
 /* Commands in flight (for gauges). */
 size_t redis_in_flight(const struct redis *r);
 
@@ -134,17 +122,6 @@ struct redis_counters {
     uint64_t noscripts; /* script calls that ended as REDIS_AGAIN */
 };
 const struct redis_counters *redis_counters(const struct redis *r);
-
-/*
- * The reply parser by itself (for tests and fuzzing). Feed bytes, then take replies until NULL; a reply is
- * valid until the next redis_reader call. *failed: the bytes were no RESP, or there was no memory; only
- * redis_reader_free may follow.
- */
-struct redis_reader;
-struct redis_reader *redis_reader_new(void); /* NULL: no memory */
-void redis_reader_free(struct redis_reader *rd);
-MUST_CHECK bool redis_reader_feed(struct redis_reader *rd, const char *bytes, size_t n);
-const struct redis_value *redis_reader_next(struct redis_reader *rd, bool *failed);
 
 /* --- the private server --------------------------------------------------------------------------------- */
 

@@ -60,6 +60,16 @@ static enum bodyscan_error decode_name(struct slice s, struct model_name *out)
     return model_name_finish(out);
 }
 
+/* The first field of that name; a second one makes the call ambiguous. */
+static const struct http_field *only_field(const struct http_head *h, const char *name, struct route *r)
+{
+    const struct http_field *first = http_find_name(h, slice_of(name));
+
+    for (size_t i = 0; first != NULL && i < h->n_fields; i++)
+        r->ambiguous |= &h->fields[i] != first && slice_ieq(http_name(h, &h->fields[i]), slice_of(name));
+    return first;
+}
+
 /* --- the model ------------------------------------------------------------------------------------------- */
 
 /* As it stands: a field's value is not encoded. */
@@ -86,6 +96,8 @@ struct path_facts {
     bool post;
     bool required;   /* the body of a POST always names a model */
     bool impossible; /* files, and things handled by id: bodies without a model, perhaps huge */
+    bool dots;       /* `.` or `..` among its words: some servers resolve them, some do not */
+    bool crooked;    /* that, or an empty word, a parameter, a backslash: servers may read other words */
     bool anthropic, gemini, openai;
 };
 
@@ -130,9 +142,55 @@ static enum word word_of(struct slice s)
     };
 
     for (size_t i = 0; i < ARRAY_LEN(table); i++)
-        if (slice_eq(table[i].text, s))
+        if (slice_ieq(table[i].text, s)) /* Azure heeds no case */
             return table[i].word;
     return WORD_OTHER;
+}
+
+#define WORD_MAX_BYTES 16
+
+/*
+ * A word as a server reads it that decodes escapes and cuts parameters off; raw where it is longer than any that
+ * means something here.
+ */
+static struct slice plain_word(struct slice raw, char out[WORD_MAX_BYTES], struct path_facts *f)
+{
+    size_t n = 0, i;
+
+    for (i = 0; i < raw.n && raw.p[i] != ';'; i++) {
+        int high = raw.p[i] == '%' && i + 2 < raw.n ? hex_digit(raw.p[i + 1]) : -1;
+        int low = high >= 0 ? hex_digit(raw.p[i + 2]) : -1;
+        char c = low >= 0 ? (char)(high << 4 | low) : raw.p[i];
+
+        f->crooked |= c == '\\';
+        if (n < WORD_MAX_BYTES)
+            out[n] = c;
+        n++;
+        i += low >= 0 ? 2 : 0;
+    }
+    f->crooked |= i < raw.n;
+    return n > WORD_MAX_BYTES ? raw : (struct slice){out, n};
+}
+
+/* Where a word ends: an escaped slash is one too for servers that decode before they split. */
+static size_t word_end(struct slice path, size_t *skip)
+{
+    for (size_t i = 0; i < path.n; i++) {
+        bool escaped = path.p[i] == '%' && i + 2 < path.n && path.p[i + 1] == '2' &&
+                       ascii_lower(path.p[i + 2]) == 'f';
+
+        if (path.p[i] != '/' && !escaped)
+            continue;
+        *skip = i + (escaped ? 3 : 1);
+        return i;
+    }
+    *skip = path.n;
+    return path.n;
+}
+
+static bool starts_with_escaped_colon(struct slice s, size_t at)
+{
+    return at + 2 < s.n && s.p[at] == '%' && s.p[at + 1] == '3' && ascii_lower(s.p[at + 2]) == 'a';
 }
 
 /* Gemini and Vertex: NAME may hold slashes (tuned models) and colons; the verb stands behind the last one. */
@@ -140,7 +198,7 @@ static void model_before_verb(struct slice rest, struct path_facts *f)
 {
     size_t colon = rest.n;
 
-    while (colon > 0 && rest.p[colon - 1] != ':')
+    while (colon > 0 && rest.p[colon - 1] != ':' && !starts_with_escaped_colon(rest, colon - 1))
         colon--;
     if (colon == 0)
         return; /* /v1/models/NAME: a look-up, not a call of the model */
@@ -164,6 +222,8 @@ static void heed_word(enum word word, enum word before, bool first, struct slice
 {
     bool last = rest.n == 0;
 
+    while (rest.n > 0 && rest.p[0] == '/') /* of a doubled slash: no name begins with one */
+        rest.p++, rest.n--;
     switch (word) {
     case WORD_FILES:
         f->impossible = true;
@@ -212,16 +272,19 @@ static struct path_facts read_path(struct slice path, bool post)
     if (path.n > 0 && path.p[0] == '/')
         path.p++, path.n--;
     while (path.n > 0) {
-        size_t n = slice_find(path, '/');
-        enum word word = word_of((struct slice){path.p, n});
-        size_t skip = n == path.n ? n : n + 1;
+        char plain[WORD_MAX_BYTES];
+        size_t skip, n = word_end(path, &skip);
+        struct slice text = plain_word((struct slice){path.p, n}, plain, &f);
+        enum word word = word_of(text);
 
+        f.dots |= slice_eq(text, SLICE(".")) || slice_eq(text, SLICE(".."));
         path.p += skip;
         path.n -= skip;
+        f.crooked |= f.dots || text.n == 0;
         if (word != WORD_OTHER)
             heed_word(word, before, first, path, &f);
         before = word;
-        first = false;
+        first &= text.n == 0;
     }
     return f;
 }
@@ -257,16 +320,29 @@ static void model_in_query(struct route *r, struct slice query)
     }
 }
 
+/* With a parameter, or an empty word at an end. */
+static bool is_crooked_name(struct slice raw)
+{
+    size_t skip = 0;
+
+    if (slice_find(raw, ';') < raw.n || (raw.n > 0 && raw.p[raw.n - 1] == '/'))
+        return true;
+    if (raw.n > 0 && word_end(raw, &skip) == 0)
+        return true;
+    return raw.n >= 3 && word_end((struct slice){raw.p + raw.n - 3, 3}, &skip) == 0;
+}
+
 static void find_model(const struct config *c, const struct http_head *h, const struct path_facts *facts,
                        struct route *r)
 {
-    const struct http_field *field = c->model_header[0] == '\0'
-                                         ? NULL
-                                         : http_find_name(h, slice_of(c->model_header));
+    const struct http_field *field = c->model_header[0] == '\0' ? NULL : only_field(h, c->model_header, r);
     bool required = h->method == HTTP_POST && facts->required;
 
     r->model_from = ROUTE_MODEL_NONE;
-    if (facts->names_model) {
+    if (facts->names_model && (facts->dots || is_crooked_name(facts->model))) {
+        r->model_from = ROUTE_MODEL_BAD; /* a server that resolves it may see another one */
+        r->model_error = BODYSCAN_E_MODEL_INVALID;
+    } else if (facts->names_model) {
         model_is(r, facts->model, true);
     } else if (field != NULL) {
         model_is(r, http_value(h, field), false);
@@ -275,7 +351,7 @@ static void find_model(const struct config *c, const struct http_head *h, const 
             r->model_from = ROUTE_MODEL_REQUIRED; /* an empty body: it will be found missing */
         else if (h->websocket)
             model_in_query(r, query_of(http_target(h)));
-    } else if (!facts->impossible) {
+    } else if (!facts->impossible || facts->crooked) {
         r->model_from = required ? ROUTE_MODEL_REQUIRED : ROUTE_MODEL_OPTIONAL;
     }
 }
@@ -283,10 +359,14 @@ static void find_model(const struct config *c, const struct http_head *h, const 
 /* --- the tenant ------------------------------------------------------------------------------------------- */
 
 /* Where each API's SDK puts its key. */
-static struct slice caller_key(const struct http_head *h)
+static struct slice caller_key(const struct http_head *h, struct route *r)
 {
-    static const enum http_field_id ids[] = {HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_X_API_KEY,
-                                             HTTP_FIELD_API_KEY, HTTP_FIELD_X_GOOG_API_KEY};
+    /* The API's own field first: whoever adds another one is still the same caller. */
+    const enum http_field_id ids[] = {r->api == CONFIG_API_ANTHROPIC ? HTTP_FIELD_X_API_KEY
+                                      : r->api == CONFIG_API_GEMINI  ? HTTP_FIELD_X_GOOG_API_KEY
+                                                                     : HTTP_FIELD_AUTHORIZATION,
+                                      HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_X_API_KEY, HTTP_FIELD_API_KEY,
+                                      HTTP_FIELD_X_GOOG_API_KEY};
 
     for (size_t i = 0; i < ARRAY_LEN(ids); i++) {
         const struct http_field *f = http_find(h, ids[i]);
@@ -294,8 +374,10 @@ static struct slice caller_key(const struct http_head *h)
 
         if (f == NULL)
             continue;
+        r->ambiguous |= http_count(h, ids[i]) > 1;
         v = http_value(h, f);
-        if (v.n > 7 && slice_ieq((struct slice){v.p, 7}, SLICE("Bearer ")))
+        if (v.n > 7 && slice_ieq((struct slice){v.p, 6}, SLICE("Bearer")) &&
+            (v.p[6] == ' ' || v.p[6] == '\t'))
             v = slice_trim((struct slice){v.p + 7, v.n - 7});
         return v;
     }
@@ -320,12 +402,12 @@ static void find_tenant(const struct config *c, const struct http_head *h, struc
     struct slice raw = {NULL, 0};
 
     if (t->from == CONFIG_TENANT_HEADER) {
-        const struct http_field *f = http_find_name(h, slice_of(t->header));
+        const struct http_field *f = only_field(h, t->header, r);
 
         if (f != NULL)
             raw = http_value(h, f);
     } else if (t->from == CONFIG_TENANT_KEY) {
-        raw = caller_key(h);
+        raw = caller_key(h, r);
     }
     r->tenant = raw;
     if (raw.n == 0 || map_tenant(t, raw, &r->tenant) || t->from != CONFIG_TENANT_KEY)

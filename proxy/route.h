@@ -27,7 +27,8 @@ struct route {
     enum config_api api; /* shape of bodies that are made here */
     enum route_model model_from;
     enum bodyscan_error model_error;
-    bool scan;               /* the body must be scanned before admission */
+    bool ambiguous; /* the header that names the tenant or the model is given twice: readers differ */
+    bool scan;      /* the body must be scanned before admission */
     struct model_name model; /* empty until it is known */
     struct slice tenant;     /* into the head, the configuration or tenant_buf_; empty: none */
     char tenant_buf_[40];

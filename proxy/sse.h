@@ -1,7 +1,7 @@
 /*
  * sse.h - looks at a stream of server-sent events as it passes: does it stand at
  * an event boundary, has its API said the last word. Changes nothing, keeps at most one line's beginning.
- * (WHATWG HTML, section 9.2 "Server-sent events"; terminators: DESIGN, cases part 2.5.)
+ * (WHATWG HTML, section 9.2 "Server-sent events"; terminators: what the OpenAI and Anthropic SDKs stop at.)
  */
 #ifndef LG_SSE_H
 #define LG_SSE_H

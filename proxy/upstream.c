@@ -317,6 +317,11 @@ bool upstream_full(const struct upstream *u)
     return u->conn != NULL && stream_full(uconn_stream(u->conn));
 }
 
+size_t upstream_queued(const struct upstream *u)
+{
+    return u->conn == NULL ? 0 : stream_queued(uconn_stream(u->conn));
+}
+
 uint64_t upstream_sent_bytes(const struct upstream *u)
 {
     return u->conn == NULL ? 0 : stream_bytes_out(uconn_stream(u->conn));

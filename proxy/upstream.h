@@ -75,6 +75,8 @@ MUST_CHECK bool upstream_send_head(struct upstream *u, struct slice head, enum h
 MUST_CHECK bool upstream_send_body(struct upstream *u, const void *bytes, size_t n);
 void upstream_send_end(struct upstream *u);
 bool upstream_full(const struct upstream *u);
+/* Bytes that the kernel has not taken yet. */
+size_t upstream_queued(const struct upstream *u);
 /* Bytes that the kernel has taken so far: progress of sending. */
 uint64_t upstream_sent_bytes(const struct upstream *u);
 

@@ -12,7 +12,8 @@
 
 #define TICK_MS 200 /* gauges and log lines are at most this old */
 #define DRAIN_LOOK_MS 20
-#define GRACE_MS 40        /* two looks: a request that lay in an idle client's socket is answered, not reset (cases H151) */
+#define GRACE_MS                                                                                             \
+    40 /* two looks: a request that lay in an idle client's socket is answered, not reset (cases H151) */
 #define FAREWELL_MS 1000   /* for the last releases to reach Redis; after that they expire by themselves */
 #define LAST_BYTES_MS 6000 /* for last responses to reach their clients: longer than a connection lingers */
 #define HURRIED_MS 250     /* instead of it, when asked a second time */
@@ -20,9 +21,9 @@
 /* How a worker comes to its end. Each stage has a time at which the next one begins at the latest. */
 enum worker_stage {
     WORKER_SERVING,
-    WORKER_NOTICE,     /* min_drain: still accepting, each response closes its connection, so that balancers notice */
-    WORKER_GRACE,      /* no longer accepting; what was under way is answered */
-    WORKER_ENDING,     /* calls end by themselves, at drain_timeout all of them; then releases are delivered */
+    WORKER_NOTICE, /* min_drain: still accepting, each response closes its connection, so that balancers notice */
+    WORKER_GRACE,  /* no longer accepting; what was under way is answered */
+    WORKER_ENDING, /* calls end by themselves, at drain_timeout all of them; then releases are delivered */
     WORKER_LAST_BYTES, /* nothing is owed to Redis any more; connections take their last bytes */
 };
 
@@ -49,9 +50,10 @@ struct worker {
     struct deadline tick;
     struct deadline drain;
     enum worker_stage stage;
-    uint64_t stage_due_ms;    /* when the next stage begins at the latest; ENDING: when calls are ended */
-    uint64_t farewell_due_ms; /* ENDING, once no call is left: when releases are waited for no longer; 0: calls are left */
-    bool hurried;             /* asked a second time */
+    uint64_t stage_due_ms; /* when the next stage begins at the latest; ENDING: when calls are ended */
+    uint64_t
+        farewell_due_ms; /* ENDING, once no call is left: when releases are waited for no longer; 0: calls are left */
+    bool hurried; /* asked a second time */
     uint64_t refused_last_s, refused_held_back;
     unsigned index;
     /* read by other threads */
@@ -127,13 +129,17 @@ static struct entry *entry_new(struct worker *w, const struct snapshot *s, size_
     return e;
 }
 
-static bool add_entry(struct worker *w, struct entry *e)
+/* Room first: a listener that is open has its place in the list. */
+static bool add_entry(struct worker *w, const struct snapshot *s, size_t i, uint16_t *port, struct buf *why)
 {
-    struct entry **grown = mem_realloc(w->entries, (w->n_entries + 1) * sizeof(struct entry *));
+    struct entry **grown = mem_realloc(w->entries, (w->n_entries + 1) * sizeof(struct entry *)), *e;
 
     if (grown == NULL)
         return false;
     w->entries = grown;
+    e = entry_new(w, s, i, port, why);
+    if (e == NULL)
+        return false;
     w->entries[w->n_entries++] = e;
     return true;
 }
@@ -191,8 +197,10 @@ static void on_tick(struct deadline *d)
     publish_lease_counts(w);
     metrics_set(METRICS_GAUGE_POOL_IDLE, (int64_t)service_idle_connections(w->service));
     metrics_set(METRICS_GAUGE_STREAMS, (int64_t)stream_live(w->loop));
-    if (w->index == 0)
+    if (w->index == 0) { /* of the process, so told once */
         metrics_set(METRICS_GAUGE_BODY_MEMORY, (int64_t)service_body_memory(w->shared));
+        metrics_total(METRICS_LOG_LINES_DROPPED, log_lines_dropped());
+    }
     metrics_total(METRICS_ACCEPT_FAILURES, stream_accept_failures(w->loop));
     metrics_observe_us(METRICS_HISTOGRAM_LOOP_TURN, loop_take_longest_turn_us(w->loop));
     __atomic_store_n(&w->trouble_, trouble, __ATOMIC_RELEASE);
@@ -225,12 +233,9 @@ struct worker *worker_new(unsigned index, struct snapshot *s, struct service_sha
     w->admit = admit_new(w->loop, &c->redis[0], w->leases);
     w->service = service_new(w->loop, s, w->admit, &w->calls, shared);
     BUG_ON(w->leases == NULL || w->service == NULL); /* at boot only: no memory, no gateway */
-    for (size_t i = 0; i < c->n_listens; i++) {
-        struct entry *e = entry_new(w, s, i, &ports[i], why);
-
-        if (e == NULL || !add_entry(w, e))
+    for (size_t i = 0; i < c->n_listens; i++)
+        if (!add_entry(w, s, i, &ports[i], why))
             return NULL; /* the process ends with *why */
-    }
     return w;
 }
 
@@ -288,8 +293,7 @@ static void reload_listeners(struct worker *w, const struct snapshot *s)
             apply_settings(&e->group, c);
             continue;
         }
-        e = entry_new(w, s, i, &port, &why);
-        if (e == NULL || !add_entry(w, e))
+        if (!add_entry(w, s, i, &port, &why))
             log_event(LOG_ERROR, "reload", "cannot listen on %s: %.*s", c->listens[i].address.text,
                       (int)why.n, why.p);
         why.n = 0;
@@ -301,7 +305,9 @@ static void reload_here(struct loop *l, void *arg)
 {
     struct reload *r = arg;
     struct worker *w = r->worker;
-    struct service *fresh = w->stage != WORKER_SERVING ? NULL : service_new(l, r->snapshot, w->admit, &w->calls, w->shared);
+    struct service *fresh = w->stage != WORKER_SERVING
+                                ? NULL
+                                : service_new(l, r->snapshot, w->admit, &w->calls, w->shared);
 
     if (fresh != NULL) {
         service_retire(w->service);

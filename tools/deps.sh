@@ -36,6 +36,7 @@ lint  shellcheck        cmd:shellcheck
 fuzz  clang             cmd:clang
 fuzz  LIBFUZZER         libfuzzer
 bench nginx-light       cmd:nginx
+bench nodejs            cmd:node
 '
 
 say() { printf 'deps: %s\n' "$*" >&2; }

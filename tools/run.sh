@@ -32,8 +32,9 @@ stop()
     for pid in "$gate_pid" "$mock_pid"; do
         alive "$pid" || continue
         kill -TERM "$pid" 2>/dev/null
-        for _ in {1..50}; do
+        for tenth in {1..70}; do
             alive "$pid" || break
+            [ "$tenth" != 20 ] || kill -TERM "$pid" 2>/dev/null # a second one ends the calls that still run
             sleep 0.1
         done
         kill -KILL "$pid" 2>/dev/null
@@ -43,8 +44,8 @@ stop()
 trap stop EXIT
 trap 'echo; echo "run: stopping"; exit 0' INT TERM
 
-# port_of WORD: the port in the configuration's first line that opens with WORD.
-port_of() { sed -nE "s/^$1[[:space:]]+\"[^\"]*:([0-9]+)\".*/\1/p" "$conf" | head -1; }
+# port_of WORD: the port of the first section of that name in the configuration as leasegate understands it.
+port_of() { sed -nE "s/^$1 \"[^\"]*:([0-9]+)\".*/\1/p" <<<"$dump" | head -1; }
 
 # answers PORT PATH: is the status of GET PATH 200?
 # shellcheck disable=SC2317 # reached through wait_for
@@ -72,25 +73,30 @@ wait_for()
 }
 
 [ -e "$conf" ] || die "$conf is not there"
+mock_port=""
+if [ -z "${LEASEGATE_UPSTREAM:-}" ]; then
+    mock_port=9099
+    while port_taken "$mock_port"; do
+        mock_port=$((mock_port + 1))
+    done
+    export LEASEGATE_UPSTREAM=http://127.0.0.1:$mock_port
+fi
+
+dump=$("$build/leasegate" check --dump -c "$conf") || die "what is wrong with $conf stands above"
 gate_port=$(port_of listen)
 admin_port=$(port_of admin)
-[ -n "$gate_port" ] || die "$conf has no line: listen \"ADDRESS:PORT\""
 for port in $gate_port $admin_port; do
+    [ "$port" != 0 ] || die "$conf asks for port 0, any free one: name the port, so that a curl line can be shown"
     if port_taken "$port"; then
         die "port $port of $conf is in use by another program: stop that one, or copy the file, change the port," \
             "and run: make run LEASEGATE_CONF=my.conf"
     fi
 done
 
-if [ -z "${LEASEGATE_UPSTREAM:-}" ]; then
-    mock_port=9099
-    while port_taken "$mock_port"; do
-        mock_port=$((mock_port + 1))
-    done
+if [ -n "$mock_port" ]; then
     "$build/mock-llm" --port "$mock_port" &
     mock_pid=$!
     wait_for "$mock_pid" mock-llm port_taken "$mock_port"
-    export LEASEGATE_UPSTREAM=http://127.0.0.1:$mock_port
 fi
 
 "$build/leasegate" run -c "$conf" &
@@ -108,7 +114,7 @@ Try a streamed call:
 
   curl -N http://127.0.0.1:$gate_port/v1/chat/completions -H 'content-type: application/json' -d '{"model":"gpt-4o","stream":true,"messages":[{"role":"user","content":"hello"}]}'
 
-${admin_port:+Dashboard: http://127.0.0.1:$admin_port/   metrics: http://127.0.0.1:$admin_port/metrics
+${admin_port:+Admin: http://127.0.0.1:$admin_port/readyz   metrics: http://127.0.0.1:$admin_port/metrics
 }Ctrl-C stops both.
 
 END

@@ -4,9 +4,13 @@
 // went up by one, that each lease was released exactly once (seen by MONITOR), that nothing is left in
 // Redis, and what became of the upstream's connection. tests/README.md shows the table.
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import net from 'node:net';
 import { before } from 'node:test';
+import { TLSSocket } from 'node:tls';
 
-import { chat, config, request, startDeafPort, startGate, startRedis, startUpstream, test, waitUntil, within, Wire } from './harness.mjs';
+import { chat, config, request, sleep, startDeafPort, startGate, startRedis, startUpstream, test, waitUntil, within, Wire } from './harness.mjs';
+import { Certificates } from './http-tools.mjs';
 
 let gate, redis, upstream, tls, monitor, count = 0;
 const SHORT = 300; // ms: the timeout that a cell lets pass
@@ -24,9 +28,11 @@ const settings = (more = {}) => config({
         quick: { send_timeout: short, first_byte_timeout: short, idle_timeout: short },
         total: { total_timeout: short },
         drain: { on_client_gone: 'drain' },
+        slow: { send_timeout: `${within(600)}ms` },
         'drain-quick': { on_client_gone: 'drain', idle_timeout: short },
         'drain-max': { on_client_gone: 'drain', drain_max: short },
         grace: { done_grace: short },
+        'no-grace': { done_grace: '0s' },
         'drain-grace': { on_client_gone: 'drain', done_grace: short },
         tls: { url: tls.url.replace('http:', 'https:') },
         'tls-quick': { url: tls.url.replace('http:', 'https:'), connect_timeout: short },
@@ -34,7 +40,7 @@ const settings = (more = {}) => config({
         nobody: { url: 'http://127.0.0.1:1' },
         ...more.upstream,
     },
-    route: Object.fromEntries(['calm', 'scan', 'quick', 'total', 'drain', 'drain-quick', 'drain-max', 'grace', 'drain-grace', 'tls', 'tls-quick', 'tls-total', 'nobody',
+    route: Object.fromEntries(['calm', 'scan', 'quick', 'total', 'drain', 'drain-quick', 'drain-max', 'grace', 'no-grace', 'slow', 'drain-grace', 'tls', 'tls-quick', 'tls-total', 'nobody',
         ...Object.keys(more.upstream ?? {})].map((name) => [`/${name}/`, { upstream: name }])),
     limit: { all: { concurrency: 4 }, none: { concurrency: 0, tenant: ['nobody'] }, models: { concurrency: 4, model: '*', upstream: ['scan'] } },
     tenant: { from: 'header:x-tenant-id' },
@@ -141,6 +147,15 @@ async function toSendStopped(c, route = 'calm') {
     c.client.send(request('POST', target(route), { 'x-request-id': c.id, 'Content-Length': 100 }) + 'x'.repeat(50));
     c.upstream = await c.up();
     await c.upstream.until('x'.repeat(50));
+}
+
+// The next call will go out on the connection of this one.
+async function reused(c, route) {
+    c.client.send(request('GET', target(route)));
+    c.upstream = await c.up();
+    await c.upstream.message();
+    c.upstream.send('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok');
+    assert.equal((await c.client.message()).status, 200);
 }
 
 async function toWait(c, route = 'calm', more = {}) {
@@ -552,6 +567,31 @@ cell('send', 'body timeout', { expect: ['request_timeout', 'client', 'send', 408
     await answered(c, 408, 'request_timeout');
 });
 
+/*
+ * A connection that served before dies while the body is under way: what has gone out is not kept, so it cannot be said
+ * again. That the wait for the slow side had begun anew meanwhile changes nothing.
+ */
+cell('send', 'body timeout, reused connection', { expect: ['request_timeout', 'client', 'send', 408] }, async (c) => {
+    await reused(c, 'calm');
+    c.client.send(request('POST', target('calm'), { 'x-request-id': c.id, 'Content-Length': 100 }) + 'x'.repeat(50));
+    await c.upstream.until('x'.repeat(50));
+    await sleep(within(1.5 * SHORT));
+    c.upstream.finish();
+    await answered(c, 408, 'request_timeout');
+    assert.equal(upstream.wires.length, c.first + 1, 'no second connection');
+});
+
+cell('send', 'upstream RST, held back, reused connection', { expect: ['upstream_closed', 'upstream', 'send', 502] }, async (c) => {
+    await reused(c, 'slow');
+    c.upstream.socket.pause();
+    c.client.send(request('POST', target('slow'), { 'x-request-id': c.id, 'Content-Length': 40e6 }));
+    c.client.send(Buffer.alloc(30e6, 'x'));
+    await sleep(within(900));
+    c.upstream.reset();
+    await answered(c, 502, 'upstream_closed');
+    assert.equal(upstream.wires.length, c.first + 1, 'no second connection');
+});
+
 cell('send', 'total timeout', { expect: ['total_timeout', 'gate', 'send', 504] }, async (c) => {
     await toSend(c, 'total');
     await answered(c, 504, 'total_timeout');
@@ -670,6 +710,36 @@ cell('wait', 'Redis loss', { expect: ['done', 'upstream', 'relay', 200], up: 'op
     await over(c);
 });
 
+// A GET is sent once more, on a connection that is owed its whole connect_timeout, however long the first was waited for.
+test('end: wait × upstream FIN on a reused connection, then silence in TLS', async () => {
+    const pem = new Certificates().issue('server', 'DNS:localhost').pem();
+    let first, asked = 0;
+    const server = net.createServer((socket) => {
+        socket.on('error', () => {});
+        if (first !== undefined)
+            return; // no hello
+        first = new TLSSocket(socket, { isServer: true, ...pem });
+        first.on('error', () => {});
+        first.on('data', () => {
+            if (++asked === 1)
+                first.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok');
+        });
+    }).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const g = await startGate(settings({ upstream: {
+        stale: { url: `https://localhost:${server.address().port}`, tls_verify: false, first_byte_timeout: `${within(400)}ms`, connect_timeout: `${within(800)}ms` } } }));
+    const client = await Wire.connect(g.port);
+    client.send(request('GET', target('stale')));
+    assert.equal((await client.message()).status, 200);
+    client.send(request('GET', target('stale'), { 'x-request-id': 'twice' }));
+    await waitUntil('the second request', () => asked === 2);
+    first.destroy();
+    const line = await g.callLine('twice');
+    assert.deepEqual([line.reason, line.by, line.phase, line.status], ['upstream_timeout', 'upstream', 'dial', 504], JSON.stringify(line));
+    client.stop();
+    server.close();
+});
+
 // --- relay -------------------------------------------------------------------------------------------------------
 
 cell('relay', 'true end, last chunk', { expect: ['done', 'upstream', 'relay', 200], up: 'open' }, async (c) => {
@@ -761,6 +831,13 @@ cell('relay', 'upstream silence after the terminator', { expect: ['done_unclosed
     const m = await c.client.message();
     assert.equal(m.complete, false, 'no last chunk is invented');
     assert.ok(!m.body.includes('error'), m.body);
+});
+
+// No grace at all: what is not ended together with its terminator is ended here.
+cell('relay', 'upstream silence after the terminator, done_grace = 0', { expect: ['done_unclosed', 'upstream', 'relay', 200] }, async (c) => {
+    await toRelay(c, 'no-grace');
+    c.upstream.send(chunk('data: [DONE]\n\n'));
+    assert.equal((await c.client.message()).complete, false, 'no last chunk is invented');
 });
 
 cell('relay', 'client FIN after the terminator', { expect: ['done', 'upstream', 'drain', 200], up: 'open' }, async (c) => {
@@ -929,6 +1006,25 @@ cell('drain', 'true end, from wait', { expect: ['client_gone', 'client', 'drain'
     await c.client.ended();
     await redis.holds(1);
     c.upstream.send('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}');
+});
+
+// The client was asked whether it is still there, and its RST was the answer: nobody asks it again.
+cell('drain', 'true end, from wait, after a probe', { on: 2, expect: ['client_gone', 'client', 'drain', 0], up: 'open' }, async (c) => {
+    await toWait(c, 'drain');
+    c.client.stop();
+    await redis.holds(1);
+    await waitUntil('the probe is over', () => sleep(within(100)).then(() => true));
+    await settle(c.gate);
+    assert.equal(c.upstream.end, null, 'the upstream connection stays open');
+    c.upstream.send('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}');
+});
+
+cell('drain', 'upstream silence after the terminator, from wait', { expect: ['done_unclosed', 'upstream', 'drain', 0] }, async (c) => {
+    await toWait(c, 'drain-grace', { stream: true });
+    c.client.finish();
+    await c.client.ended();
+    await settle(c.gate);
+    c.upstream.send(sseHead + chunk(event(1)) + chunk('data: [DONE]\n\n'));
 });
 
 for (const [way, end] of [['upstream FIN', 'finish'], ['upstream RST', 'reset']]) {

@@ -124,6 +124,13 @@ test('L07: a bad file changes nothing, and the log names its line', async () => 
     await waitUntil('it is counted', async () => await gate.metric('leasegate_config_reload_failures_total') === 1);
 });
 
+test('a file with a warning is taken, and the log names its line', async () => {
+    const gate = await startGate(of(1));
+    const { lines } = await gate.reload(of(1, { lease: { heartbeat: '2s', ttl: '5s' } }));
+    assert.match(lines.at(-1).message, /is in force$/);
+    assert.ok(lines.some((l) => l.level === 'warn' && /:\d+: warning: lease: `ttl`/.test(l.message)), JSON.stringify(lines));
+});
+
 test('a reload changes upstreams for new calls; old ones end where they began', async () => {
     const other = await startMock();
     const gate = await startGate(of(5));
@@ -300,6 +307,48 @@ test('the slot is given back when the upstream has ended, though the client stil
     assert.ok((await wire.message()).complete);
 });
 
+test('G04: a FIN that comes before the tunnel begins ends it, where half_close lets the call go on', async () => {
+    for (const half_close of ['probe', 'serve']) {
+        const upstream = await startUpstream(async (wire) => {
+            await wire.until('\r\n\r\n');
+            await waitUntil('the word to go on', () => wire.go);
+            wire.send('HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n');
+        });
+        const gate = await startGate(of(1, {
+            listen: { '127.0.0.1:0': { half_close } }, upstream: { llm: { url: upstream.url, idle_timeout: `${within(300)}ms` } } }));
+        const wire = await Wire.connect(gate.port);
+        wire.send(request('GET', '/v1/realtime?model=m', { Connection: 'upgrade', Upgrade: 'websocket' }) + 'ahead');
+        const up = await upstream.connection();
+        await up.until('\r\n\r\n');
+        wire.finish();
+        if (half_close === 'probe')
+            await wire.until('102'); // so the FIN was seen
+        else
+            await sleep(within(100));
+        up.go = true;
+        await waitUntil('the upgrade', () => /HTTP\/1.1 101/.test(wire.text));
+        await up.until(/\r\n\r\nahead$/);
+        assert.equal(await up.ended(), 'fin');
+        await gate.waitForLog((l) => l.event === 'call' && l.phase === 'tunnel');
+        await redis.holds(0);
+    }
+});
+
+test('G04: a client that resets while it is probed is drained like any other that has gone', async () => {
+    const gate = await startGate(of(20, {
+        listen: { '127.0.0.1:0': { half_close: 'probe' } }, upstream: { llm: { url: mock.url, on_client_gone: 'drain' } } }));
+    const wires = await Promise.all(Array.from({ length: 20 }, () => Wire.connect(gate.port)));
+    for (const wire of wires)
+        wire.send(chat({ 'x-mock-ttft-ms': within(600) }));
+    await mock.shows({ in_flight: 20 });
+    for (const wire of wires) { // over a while: the reset is seen by the watch first, or by the probe
+        wire.finish();
+        wire.until('102').then(() => wire.reset(), () => {});
+        await sleep(10);
+    }
+    await mock.shows({ in_flight: 0, completed: 20, aborted: 0 });
+});
+
 test('A stale pooled connection: a GET is sent again, a POST only with replay_stale', async () => {
     for (const replay of [false, true]) {
         const upstream = await startUpstream(async (wire, n) => {
@@ -327,6 +376,7 @@ test('the endpoints of the admin listener, and its token', async () => {
     assert.equal((await ask('/metrics')).status, 401);
     assert.equal((await ask('/metrics', 'wrong')).status, 401);
     assert.match((await ask('/metrics', 'hush')).text, /leasegate_limit_cap\{limit="all"\} 5/);
+    assert.match((await ask('/metrics', 'hush')).text, /^leasegate_log_lines_dropped_total 0$/m);
     assert.equal((await ask('/nothing', 'hush')).status, 404);
     await sleep(0);
     closeWires();

@@ -2,6 +2,7 @@
 // above all its count of calls in flight, which the other tests hold against the configured limit.
 // Also that loadgen's figures agree with it.
 import assert from 'node:assert/strict';
+import { File } from 'node:buffer'; // a global only from Node.js 20 on
 import { spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';

@@ -1030,6 +1030,51 @@ static void test_tunnel_end_comes_behind_the_bytes(void **state)
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
+static void trigger_without_memory(void *owner, char *bytes, size_t n)
+{
+    trigger_data(owner, bytes, n);
+    mem_fail_at(1, true);
+}
+
+static const struct stream_ops starving_ops = {trigger_nothing, trigger_without_memory, trigger_end,
+                                               trigger_nothing, trigger_error};
+
+static bool is_lost(void *arg)
+{
+    const struct exchange *x = arg;
+
+    return x->resets > 0;
+}
+
+/* What the tunnel's first bytes do not fit into is not there: the owner hears that the client is lost, as in any state. */
+static void test_tunnel_without_memory(void **state)
+{
+    struct rig *r = rig_new();
+    struct trigger t = {0};
+    struct sockaddr_in address = io_loopback(1);
+    char much[4096];
+    int pair[2];
+    struct stream *s;
+
+    (void)state;
+    memset(much, 'x', sizeof(much));
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+    s = stream_from_socket(r->base.loop, pair[0], (struct sockaddr *)&address, NULL);
+    assert_non_null(s);
+    stream_adopt(s, &starving_ops, &t);
+    dial(r);
+    send_text(r, GET("/ws") "ahead");
+    t.x = expect_exchange(r, 0, "GET /ws");
+    io_run_for(r->base.loop, 5);
+    assert_int_equal(write(pair[1], "x", 1), 1);
+    assert_int_equal(send(r->fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
+    assert_true(io_run(r->base.loop, is_lost, t.x, 5000));
+    mem_fail_at(0, false);
+    stream_close(s);
+    close(pair[1]);
+    rig_free(r);
+}
+
 /* Each allocation on the way of a request, missing in turn: the connection is served or goes, nothing is left. */
 static void test_without_memory(void **state)
 {
@@ -1082,6 +1127,7 @@ int main(void)
         cmocka_unit_test(test_an_end_that_came_with_the_head_is_told),
         cmocka_unit_test(test_tunnel_bytes_keep_their_order),
         cmocka_unit_test(test_tunnel_end_comes_behind_the_bytes),
+        cmocka_unit_test(test_tunnel_without_memory),
         cmocka_unit_test(test_without_memory),
     };
 

@@ -532,6 +532,32 @@ static void an_ask_that_was_not_sent_is_unavailable(void **state)
     end_quiet(&f);
 }
 
+/* Losing the connection once more does not let anybody in earlier: others may still be putting their leases back. */
+static void the_pause_outlives_a_connection(void **state)
+{
+    struct fixture f;
+    struct caller a = {0}, b = {0};
+    uint64_t began;
+
+    (void)state;
+    begin(&f, 3);
+    get(&f, &a);
+    server_kill(&f.server);
+    assert_true(run(&f, unusable, &f, 1000));
+    server_spawn(&f.server, NULL);
+    assert_true(run(&f, usable, &f, 1500));
+    began = real_ms();
+    assert_int_equal(server_int(&f.server, "CLIENT KILL TYPE normal SKIPME yes"), 1);
+    assert_true(run(&f, unusable, &f, 1000));
+    assert_true(run(&f, usable, &f, 1500));
+    ask(&f, &b);
+    expect(&f, &b, LEASE_GRANTED);
+    assert_true(real_ms() - began >= HEARTBEAT_MS - 50);
+    caller_end(&a, 0);
+    caller_end(&b, 0);
+    end_quiet(&f);
+}
+
 static bool forgotten(void *arg)
 {
     return leases_counters(((struct fixture *)arg)->ls)->forgotten > 0;
@@ -1249,6 +1275,7 @@ int main(void)
         cmocka_unit_test(killed_client_keeps_what_is_held),
         cmocka_unit_test(empty_server_gets_its_leases_back),
         cmocka_unit_test(an_ask_that_was_not_sent_is_unavailable),
+        cmocka_unit_test(the_pause_outlives_a_connection),
         cmocka_unit_test(what_is_owed_too_long_is_forgotten),
         cmocka_unit_test(script_flush_under_load_is_not_noticed),
         cmocka_unit_test(a_renewal_repeated_brings_nothing_back),

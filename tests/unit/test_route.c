@@ -257,6 +257,42 @@ static const struct model_row models[] = {
           "arn:aws:bedrock:us:1:profile/x"),
     FROM(POST("/v1/model/x/invoke"), OPTIONAL), /* not first: somebody else's */
     FROM(POST("/model/x"), OPTIONAL),
+    /* a word in disguise is what a server that decodes takes it for */
+    KNOWN(POST("/v1beta/%6dodels/g:generateContent"), "g"),
+    KNOWN(POST("/v1beta/models/g%3AgenerateContent"), "g"),
+    KNOWN(POST("/v1beta/models/a%3Ab%3agenerateContent"), "a:b"),
+    KNOWN(POST("/v1beta/models//g:generateContent"), "g"),
+    KNOWN(POST("/v1beta%2Fmodels%2fg:generateContent"), "g"),
+    KNOWN(POST("/v1beta;a=b/models;c/g:generateContent"), "g"),
+    KNOWN(POST("/openai/Deployments/dep-1/chat/completions"), "dep-1"),
+    KNOWN(POST("/openai/deployment%73//dep-1/chat/completions"), "dep-1"),
+    KNOWN(POST("//model/x/invoke"), "x"),
+    KNOWN(POST("/%4dodel//x/invoke"), "x"),
+    FROM(POST("/v1/chat/complet%69ons"), REQUIRED),
+    FROM(POST("//v1//chat/completions"), REQUIRED),
+    FROM(POST("/v1%2Fchat%2Fcompletions"), REQUIRED),
+    FROM(POST("/v1/chat/completions;x=y"), REQUIRED),
+    /* where servers may read another path, the body is looked at, and a model in it is none */
+    FROM(POST("/v1/files/../chat/completions"), REQUIRED),
+    FROM(POST("/v1/files/%2E%2e/chat/completions"), REQUIRED),
+    FROM(POST("/v1/files/..;/chat/completions"), REQUIRED),
+    FROM(POST("/v1/files/..%2Fchat%2Fcompletions"), REQUIRED),
+    FROM(POST("/v1/files\\..\\chat/completions"), REQUIRED),
+    FROM(POST("/v1/files/averyveryverylongname\\..\\..\\messages"), OPTIONAL),
+    FROM(POST("/v1/responses//"), OPTIONAL),
+    FROM(POST("/v1/responses/."), OPTIONAL),
+    FROM(POST("/v1/responses/"), REQUIRED),
+    FROM(POST("//v1/files"), OPTIONAL),
+    FROM(POST("/v1/files/.hidden/..."), NONE),
+    BAD(POST("/v1beta/models/cheap/../g:generateContent"), MODEL_INVALID),
+    BAD(POST("/v1beta/models/./g:generateContent"), MODEL_INVALID),
+    BAD(POST("/openai/deployments/cheap/%2e%2e/g/chat/completions"), MODEL_INVALID),
+    BAD(POST("/model/cheap/../g/invoke"), MODEL_INVALID),
+    BAD(POST("/v1beta/models/g;x:generateContent"), MODEL_INVALID),
+    BAD(POST("/v1beta/models/g/:generateContent"), MODEL_INVALID),
+    BAD(POST("/v1beta/models/g%2f:generateContent"), MODEL_INVALID),
+    BAD(POST("/v1beta/models/%2Fg:generateContent"), MODEL_INVALID),
+    BAD(POST("/openai/deployments/g;x/chat/completions"), MODEL_INVALID),
     /* WebSocket: the query */
     KNOWN(WS("/v1/realtime?model=gpt-4o-realtime"), "gpt-4o-realtime"),
     KNOWN(WS("/v1/realtime?a=b&model=gpt%2D4o&c"), "gpt-4o"),
@@ -403,6 +439,60 @@ static void test_tenant_from_a_header(void **state)
 }
 
 /* A key is a secret: what goes on from here is its hash, or the name that the file gives it by key or by hash. */
+/* Who counts a call by one of two lines, while the upstream goes by the other, counts it in a wrong place. */
+static void test_a_header_given_twice_is_ambiguous(void **state)
+{
+    static const char tenant[] = "tenant { from = \"header:x-tenant-id\" }\n",
+                      key[] = "tenant { from = \"key\" }\n";
+    static const struct {
+        const char *conf, *fields;
+        bool ambiguous;
+    } rows[] = {
+        {tenant, "x-tenant-id: a\r\n", false},
+        {tenant, "x-tenant-id: a\r\nX-Tenant-Id: b\r\n", true},
+        {tenant, "x-tenant-id: a\r\nx: b\r\nx: c\r\n", false},
+        {key, "authorization: a\r\nauthorization: b\r\n", true},
+        {key, "authorization: a\r\nx-api-key: b\r\n", false},
+        {"client { model_header = \"x-model\" }\n", "x-model: a\r\nX-MODEL: a\r\n", true},
+        {"", "x-tenant-id: a\r\nx-tenant-id: b\r\n", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        char conf[512], text[512];
+        struct config *c;
+        struct route r;
+
+        snprintf(conf, sizeof(conf), ALL "%s", rows[i].conf);
+        c = load(conf);
+        snprintf(text, sizeof(text), "POST /v1/x HTTP/1.1\r\nHost: h\r\n%s\r\n", rows[i].fields);
+        find(c, text, &r);
+        assert_int_equal(r.ambiguous, rows[i].ambiguous);
+        config_unref(c);
+    }
+}
+
+static void test_the_key_that_the_api_reads_comes_first(void **state)
+{
+    static const char *const heads[] = {
+        "POST /v1/messages HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer noise\r\nx-api-key: real\r\n\r\n",
+        "POST /v1beta/models/m:x HTTP/1.1\r\nHost: h\r\nx-api-key: noise\r\nx-goog-api-key: real\r\n\r\n",
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-api-key: noise\r\nAuthorization: real\r\n\r\n"};
+    struct config *c = load(ALL "tenant { from = \"key\" }\n");
+    char hash[64] = "key-";
+
+    (void)state;
+    hash_stable_hex(SLICE("real"), hash + 4);
+    hash[36] = '\0';
+    for (size_t i = 0; i < ARRAY_LEN(heads); i++) {
+        struct route r;
+
+        find(c, heads[i], &r);
+        assert_slice(r.tenant, hash);
+    }
+    config_unref(c);
+}
+
 static void test_tenant_from_the_key(void **state)
 {
     static const char plain[] = "tenant { from = \"key\" }\n";
@@ -413,6 +503,7 @@ static void test_tenant_from_the_key(void **state)
     hash[36] = '\0';
     check_tenant(plain, "authorization: Bearer sk-secret\r\n", hash);
     check_tenant(plain, "Authorization: bearer   sk-secret \r\n", hash);
+    check_tenant(plain, "Authorization: Bearer\tsk-secret\r\n", hash);
     check_tenant(plain, "authorization: sk-secret\r\n", hash);
     check_tenant(plain, "x-api-key: sk-secret\r\n", hash);
     check_tenant(plain, "api-key: sk-secret\r\n", hash);
@@ -596,6 +687,8 @@ int main(void)
         cmocka_unit_test_teardown(test_bodies_are_scanned_only_where_a_limit_asks, no_blocks),
         cmocka_unit_test_teardown(test_tenant_from_a_header, no_blocks),
         cmocka_unit_test_teardown(test_tenant_from_the_key, no_blocks),
+        cmocka_unit_test_teardown(test_a_header_given_twice_is_ambiguous, no_blocks),
+        cmocka_unit_test_teardown(test_the_key_that_the_api_reads_comes_first, no_blocks),
         cmocka_unit_test_teardown(test_scopes, no_blocks),
         cmocka_unit_test_teardown(test_odd_values_are_hashed, no_blocks),
         cmocka_unit_test_teardown(test_the_longest_names_fit, no_blocks),
