@@ -105,14 +105,14 @@ struct config_route {
 };
 
 struct config_override {
-    char *value; /* of the first `per` word */
+    char *value; /* of the only `per` word; a model in small letters */
     uint32_t concurrency;
 };
 
 struct config_limit {
     char *name;
     unsigned index; /* position in config.limits */
-    char **models;  /* globs; none: any call, also one without a model */
+    char **models;  /* globs, in small letters; none: any call, also one without a model */
     size_t n_models;
     char **tenants; /* globs; none: any */
     size_t n_tenants;

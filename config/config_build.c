@@ -187,6 +187,13 @@ static void build_routes(struct config_load *l)
     }
 }
 
+/* Models are told apart without regard to ASCII case (some APIs do not heed it): everything is compared in small letters. */
+static void fold_case(char *s)
+{
+    for (; s != NULL && *s != '\0'; s++)
+        *s = ascii_lower(*s);
+}
+
 static void build_limits(struct config_load *l)
 {
     struct config *c = l->config;
@@ -199,12 +206,16 @@ static void build_limits(struct config_load *l)
         build_title(l, n, &limit->name);
         limit->index = (unsigned)i;
         build_options(l, n, limit);
+        for (size_t k = 0; k < limit->n_models; k++)
+            fold_case(limit->models[k]);
         c->any_limit_needs_model = c->any_limit_needs_model || limit->n_models > 0 || limit->per_model;
         limit->overrides = build_array(l, n, SECTION_OVERRIDE, sizeof(*limit->overrides),
                                        &limit->n_overrides);
         o = config_node_first(n, SECTION_OVERRIDE);
         for (size_t k = 0; k < limit->n_overrides; k++, o = config_node_next(o)) {
             build_title(l, o, &limit->overrides[k].value);
+            if (limit->per_model)
+                fold_case(limit->overrides[k].value);
             build_options(l, o, &limit->overrides[k]);
         }
     }

@@ -26,7 +26,8 @@
 
 #define PARCEL_BYTES 16384                /* handed over when it has grown to this */
 #define QUEUE_MAX_BYTES (8 * 1024 * 1024) /* of all parcels that the writer has not written yet */
-#define LINE_MAX_BYTES 8192               /* a longer line is cut at a field */
+#define WRITER_WAIT_S 2
+#define LINE_MAX_BYTES 8192 /* a longer line is cut at a field */
 
 struct parcel {
     struct list_node node;
@@ -112,18 +113,37 @@ static void *writer_main(void *arg UNUSED)
     return NULL;
 }
 
+/* How long the writer is waited for: whoever reads the log may have stopped. */
+static struct timespec in_a_while(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_sec += WRITER_WAIT_S;
+    return t;
+}
+
 bool log_open(bool json, enum log_level level, const char *file)
 {
     int fd = STDERR_FILENO, old;
+    struct timespec deadline;
 
     if (file[0] != '\0') {
         fd = open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
         if (fd < 0)
             return false;
     }
+    deadline = in_a_while();
     pthread_mutex_lock(&lock);
-    while (writing || !list_empty(&parcels)) /* lines so far belong to the old file */
-        pthread_cond_wait(&empty, &lock);
+    while (writing || !list_empty(&parcels)) { /* lines so far belong to the old file */
+        if (pthread_cond_timedwait(&empty, &lock, &deadline) != ETIMEDOUT)
+            continue;
+        pthread_mutex_unlock(&lock);
+        if (fd != STDERR_FILENO)
+            close(fd);
+        errno = EBUSY;
+        return false;
+    }
     old = out_fd;
     out_fd = fd;
     if (!running) {
@@ -141,6 +161,8 @@ bool log_open(bool json, enum log_level level, const char *file)
 
 void log_close(void)
 {
+    struct timespec deadline;
+
     log_thread_end();
     pthread_mutex_lock(&lock);
     if (!running) {
@@ -151,7 +173,9 @@ void log_close(void)
     running = false;
     pthread_cond_signal(&more);
     pthread_mutex_unlock(&lock);
-    pthread_join(writer, NULL);
+    deadline = in_a_while();
+    if (pthread_timedjoin_np(writer, NULL, &deadline) != 0)
+        return; /* it hangs in a write that nobody takes: the process ends without it */
     if (out_fd != STDERR_FILENO)
         close(out_fd);
     out_fd = STDERR_FILENO;

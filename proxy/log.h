@@ -18,7 +18,7 @@
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
-/* Boot: starts the writer thread. file "": standard error. False: the file cannot be opened (errno tells); the old one stays. Also for reload. */
+/* Boot: starts the writer thread. file "": standard error. False: the file cannot be opened, or the old one takes no lines (errno tells); the old one stays. Also for reload. */
 MUST_CHECK bool log_open(bool json, enum log_level level, const char *file);
 /* Writes out everything that was handed over, stops the writer. Last of all. */
 void log_close(void);

@@ -421,7 +421,8 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (strcmp(verb, "run") == 0) {
-        block_signals(&signals); /* first of all: a signal that comes while we boot waits until we can heed it */
+        block_signals(
+            &signals); /* first of all: a signal that comes while we boot waits until we can heed it */
         return run(path, &signals);
     }
     if (strcmp(verb, "check") == 0)

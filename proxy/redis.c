@@ -325,6 +325,7 @@ static const char *server_trouble(const struct redis_value *v)
         {"ERR max number of clients reached", "maxclients"},
         {"ERR The user executing the script", "noperm"},
         {"The user executing the script", "noperm"},
+        {"ERR ACL failure in script", "noperm"}, /* 7.2 and newer, in place of the two above */
         {"ERR invalid password", "auth"},
     };
 

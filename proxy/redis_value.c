@@ -15,6 +15,7 @@
 
 #define STRING_MAX_BYTES (1u << 20) /* longer than any reply of ours: no RESP that we asked for */
 #define ELEMENTS_MAX 65536u
+#define DEPTH_MAX 7 /* arrays in arrays: the bound of hiredis 0.14; 1.1 and newer have none of their own */
 
 struct redis_value {
     enum redis_type type;
@@ -64,7 +65,11 @@ static void *value_new_string(const redisReadTask *t, char *bytes, size_t n)
 static void *value_new_array_of(const redisReadTask *t, size_t n)
 {
     struct redis_value *v, *items = NULL;
+    unsigned depth = 0;
 
+    for (const redisReadTask *at = t->parent; at != NULL; at = at->parent)
+        if (++depth > DEPTH_MAX)
+            return NULL;
     if (n > ELEMENTS_MAX)
         return NULL;
     if (n > 0) {
@@ -101,7 +106,7 @@ static void *value_new_nil(const redisReadTask *t)
     return value_slot(t, REDIS_TYPE_NIL);
 }
 
-/* Frees what v owns. Depth is bounded by the reader's own stack (7 in hiredis 0.14, 9 in 1.x). */
+/* Frees what v owns. Its depth is bounded by DEPTH_MAX. */
 static void value_clear(struct redis_value *v)
 {
     if (v->type == REDIS_TYPE_STRING || v->type == REDIS_TYPE_ERROR) {

@@ -490,10 +490,9 @@ static uint32_t cap_of(const struct config_limit *l, struct slice value)
     return l->concurrency;
 }
 
-static bool fill_scope(struct lease_scope *s, const struct config_limit *l, const struct route *r)
+static bool fill_scope(struct lease_scope *s, const struct config_limit *l, const struct route *r,
+                       struct slice model)
 {
-    struct slice model = model_name_slice(&r->model);
-
     s->limit = l;
     s->cap = l->concurrency;
     s->name_n = strlen(l->name);
@@ -505,9 +504,18 @@ static bool fill_scope(struct lease_scope *s, const struct config_limit *l, cons
     return !l->per_tenant || lease_scope_add(s, r->tenant);
 }
 
+/* In small letters: an API that heeds no case would let `GPT-4o` pass by the limit of `gpt-4o`. */
+static struct slice fold_case(struct slice s, char out[MODEL_NAME_MAX])
+{
+    for (size_t i = 0; i < s.n; i++)
+        out[i] = ascii_lower(s.p[i]);
+    return (struct slice){out, s.n};
+}
+
 int route_scopes(const struct config *c, const struct route *r, struct lease_scope out[LEASE_SCOPES_MAX])
 {
-    struct slice model = model_name_slice(&r->model);
+    char folded[MODEL_NAME_MAX];
+    struct slice model = fold_case(model_name_slice(&r->model), folded);
     int n = 0;
 
     for (size_t i = 0; i < c->n_limits; i++) {
@@ -517,7 +525,7 @@ int route_scopes(const struct config *c, const struct route *r, struct lease_sco
             continue;
         if (l->n_models > 0 && !one_of(l->models, l->n_models, model, true))
             continue;
-        if (n == LEASE_SCOPES_MAX || !fill_scope(&out[n], l, r))
+        if (n == LEASE_SCOPES_MAX || !fill_scope(&out[n], l, r, model))
             return -1;
         n++;
     }

@@ -568,9 +568,11 @@ static void test_scopes(void **state)
     (void)state;
     check_scopes("", GET("/"), "");
     check_scopes(limits, MODEL("gpt-4o") TENANT("acme"), "four=200 tenants/acme=60 account=500");
+    check_scopes(limits, MODEL("GPT-4o") TENANT("acme"),
+                 "four=200 tenants/acme=60 account=500"); /* case is not heeded */
     check_scopes(limits, MODEL("gpt-4o-mini") TENANT("other"), "four=200 tenants/other=20 account=500");
     check_scopes(limits, MODEL("gpt-4") TENANT("other"), "tenants/other=20 account=500");
-    check_scopes(limits, MODEL("GPT-4o") TENANT("ACME"), "tenants/ACME=20 account=500");
+    check_scopes(limits, MODEL("GPT-4o") TENANT("ACME"), "four=200 tenants/ACME=20 account=500");
     check_scopes(limits, MODEL("x1") TENANT("acme"), "tenants/acme=60 both/x1/acme=3 account=500");
     check_scopes(limits, MODEL("gpt-4o") TENANT("bob"), "four=200 tenants/bob=20 each/gpt-4o=0 account=500");
     check_scopes(limits, MODEL("y") TENANT("bob"), "tenants/bob=20 each/y=4 account=500");
