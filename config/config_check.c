@@ -12,14 +12,15 @@
 #include <stdlib.h>
 
 /* Complains about each title that an earlier section of the same kind has. Header names match in any case. */
-static void check_repeats(struct config_load *l, const struct config_node *parent, enum config_section s)
+static void check_repeats(struct config_load *l, const struct config_node *parent, enum config_section s,
+                          bool folded)
 {
     for (const struct config_node *n = config_node_first(parent, s); n != NULL; n = config_node_next(n)) {
         for (const struct config_node *first = config_node_first(parent, s); first != n;
              first = config_node_next(first)) {
             struct slice a = slice_of(first->title), b = slice_of(n->title);
 
-            if (s == SECTION_HEADER ? !slice_ieq(a, b) : !slice_eq(a, b))
+            if (folded ? !slice_ieq(a, b) : !slice_eq(a, b))
                 continue;
             config_complain(l, n, n->line, "is there twice; first in line %u", first->line);
             break;
@@ -162,7 +163,7 @@ static void check_headers(struct config_load *l, const struct config_node *upstr
 {
     size_t count = 0;
 
-    check_repeats(l, upstream, SECTION_HEADER);
+    check_repeats(l, upstream, SECTION_HEADER, true);
     for (const struct config_node *h = config_node_first(upstream, SECTION_HEADER); h != NULL;
          h = config_node_next(h)) {
         struct slice name = slice_of(h->title);
@@ -185,7 +186,7 @@ static void check_upstreams(struct config_load *l)
     if (c->n_upstreams == 0)
         config_complain(l, NULL, 0,
                         "there is no `upstream \"NAME\" { url = … }`: nothing could be forwarded");
-    check_repeats(l, l->root, SECTION_UPSTREAM);
+    check_repeats(l, l->root, SECTION_UPSTREAM, false);
     for (size_t i = 0; i < c->n_upstreams; i++, n = config_node_next(n)) {
         const struct config_upstream *u = &c->upstreams[i];
 
@@ -222,7 +223,7 @@ static void check_routes(struct config_load *l)
 
     if (c->n_routes == 0)
         config_complain(l, NULL, 0, "there is no `route \"/\" { upstream = … }`: nothing is forwarded");
-    check_repeats(l, l->root, SECTION_ROUTE);
+    check_repeats(l, l->root, SECTION_ROUTE, false);
     for (size_t i = 0; i < c->n_routes; i++, n = config_node_next(n)) {
         const struct config_entry *e = config_node_entry(n, "upstream");
 
@@ -246,7 +247,7 @@ static void check_tenant(struct config_load *l)
 
     if (n == NULL)
         return;
-    check_repeats(l, n, SECTION_MAP);
+    check_repeats(l, n, SECTION_MAP, false);
     for (const struct config_node *m = config_node_first(n, SECTION_MAP); m != NULL;
          m = config_node_next(m)) {
         check_value_title(l, m);
@@ -279,7 +280,7 @@ static void check_limits(struct config_load *l)
 
     if (c->n_limits == 0)
         config_warn(l, NULL, 0, "there is no limit: calls are forwarded uncounted");
-    check_repeats(l, l->root, SECTION_LIMIT);
+    check_repeats(l, l->root, SECTION_LIMIT, false);
     for (size_t i = 0; i < c->n_limits; i++, n = config_node_next(n)) {
         struct config_limit *limit = &c->limits[i];
 
@@ -288,7 +289,7 @@ static void check_limits(struct config_load *l)
         if (c->tenant.from == CONFIG_TENANT_NONE && (limit->per_tenant || limit->n_tenants > 0))
             config_complain(l, n, config_node_line(n, limit->per_tenant ? "per" : "tenant"),
                             "asks for a tenant, but there is no `tenant { from = … }`");
-        check_repeats(l, n, SECTION_OVERRIDE);
+        check_repeats(l, n, SECTION_OVERRIDE, limit->per_model);
         for (const struct config_node *o = config_node_first(n, SECTION_OVERRIDE); o != NULL;
              o = config_node_next(o)) {
             check_value_title(l, o);

@@ -61,11 +61,14 @@ static bool has_alien_charset(struct slice params)
     static const struct slice good[] = {{"utf-8", 5},       {"utf8", 4},   {"us-ascii", 8},     {"ascii", 5},
                                         {"iso-8859-1", 10}, {"latin1", 6}, {"windows-1252", 12}};
     struct mediatype_param param;
-    enum mediatype_step step;
 
-    while ((step = mediatype_next_param(&params, &param)) == MEDIATYPE_PARAM) {
+    for (;;) {
+        const struct slice rest = params; /* a parameter that cannot be read is used up in part */
+        enum mediatype_step step = mediatype_next_param(&params, &param);
         size_t i;
 
+        if (step != MEDIATYPE_PARAM)
+            return step == MEDIATYPE_BAD && mentions_charset(rest);
         if (!slice_ieq(param.name, SLICE("charset")))
             continue;
         for (i = 0; i < ARRAY_LEN(good) && !slice_ieq(param.value, good[i]); i++)
@@ -73,7 +76,6 @@ static bool has_alien_charset(struct slice params)
         if (i == ARRAY_LEN(good))
             return true;
     }
-    return step == MEDIATYPE_BAD && mentions_charset(params);
 }
 
 static enum bodyscan_error open_scanner(struct bodyscan *b, struct slice content_type)

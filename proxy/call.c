@@ -256,10 +256,11 @@ static bool put_request_head(struct call *c, struct buf *out)
 /* Remembers bytes that are given to the upstream, while a replay is still thinkable. */
 static void keep_for_replay(struct request *r, const void *bytes, size_t n)
 {
-    if (!r->may_replay)
+    if (n == 0)
         return;
-    if (r->sent.bytes + n > REPLAY_MAX_BYTES || !queue_put(&r->sent, bytes, n)) {
+    if (!r->may_replay || r->sent.bytes + n > REPLAY_MAX_BYTES || !queue_put(&r->sent, bytes, n)) {
         r->may_replay = false;
+        r->body_gone = true;
         queue_free(&r->sent);
     }
 }
@@ -404,6 +405,10 @@ static void on_head(void *owner, const struct http_head *h)
     c->head_us = loop_now_us();
     metrics_observe_us(METRICS_HISTOGRAM_FIRST_BYTE, c->head_us - c->began_us);
     c->probing = false;
+    if (c->client == NULL && h->status == 101) { /* draining: a tunnel to nobody */
+        call_end(c, OUTCOME_CLIENT_GONE, "");
+        return;
+    }
     if (c->client == NULL) { /* draining: nobody to tell */
         c->relay.is_sse = is_event_stream(h);
         call_progress(c);
@@ -452,7 +457,7 @@ static void on_response_end(void *owner)
 static bool replay(struct call *c)
 {
     struct request *r = c->request;
-    bool untouched = !c->request_out && r != NULL && r->sent.bytes == 0 &&
+    bool untouched = !c->request_out && r != NULL && r->sent.bytes == 0 && !r->body_gone &&
                      upstream_sent_bytes(&c->upstream) == c->sent_before;
 
     if (r == NULL || c->client == NULL || c->replayed || !upstream_reused(&c->upstream) ||

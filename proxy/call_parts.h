@@ -32,6 +32,7 @@ struct request {
     struct queue sent;       /* and those it has been given, as long as a replay is allowed */
     size_t charged;          /* of held, from the body memory budget */
     bool may_replay;
+    bool body_gone; /* some of it was given to the upstream and not kept: there is no sending it again */
 };
 
 struct call {

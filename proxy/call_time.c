@@ -40,6 +40,8 @@ static uint64_t patience_ms(const struct call *c)
             return NO_LIMIT; /* the client's write_timeout rules */
         return c->relay.sse.done ? c->to->done_grace_ms : c->to->idle_timeout_ms;
     case OUTCOME_PHASE_DRAIN:
+        if (c->head_us == 0) /* the client went before the upstream had begun to answer */
+            return c->to->first_byte_timeout_ms;
         return c->relay.sse.done ? c->to->done_grace_ms : c->to->idle_timeout_ms;
     case OUTCOME_PHASE_TUNNEL: /* quiet as long as it likes, but not half open for ever */
         return c->client_ended || c->upstream_ended ? c->to->idle_timeout_ms : NO_LIMIT;

@@ -83,11 +83,15 @@ static void set_state(struct client *c, enum client_state state)
         rearm(c);
 }
 
-/* Paused by the owner, or because enough was sent ahead: either way the stream stays watched. */
+/*
+ * Paused by the owner, or because enough was sent ahead: the stream stays watched. But for a tunnel that is paused:
+ * the watch sees a FIN ahead of bytes that are not read yet, and there it must be given on behind them.
+ */
 static void update_reading(struct client *c)
 {
     bool ahead = c->state == CLIENT_EXCHANGE && c->body_done && c->in.n >= CLIENT_AHEAD_BYTES;
 
+    stream_watch(c->stream, c->state != CLIENT_TUNNEL || !c->paused || c->ended);
     if (c->paused || ahead)
         stream_pause(c->stream);
     else

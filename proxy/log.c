@@ -136,7 +136,8 @@ bool log_open(bool json, enum log_level level, const char *file)
     deadline = in_a_while();
     pthread_mutex_lock(&lock);
     while (writing || !list_empty(&parcels)) { /* lines so far belong to the old file */
-        if (pthread_cond_timedwait(&empty, &lock, &deadline) != ETIMEDOUT)
+        if (pthread_cond_timedwait(&empty, &lock, &deadline) != ETIMEDOUT ||
+            (!writing && list_empty(&parcels)))
             continue;
         pthread_mutex_unlock(&lock);
         if (fd != STDERR_FILENO)

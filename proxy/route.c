@@ -93,6 +93,7 @@ static void model_is(struct route *r, struct slice raw, bool encoded)
 struct path_facts {
     struct slice model; /* named in the path; raw */
     bool names_model;
+    bool deployment; /* by Azure's word: a name without slashes */
     bool post;
     bool required;   /* the body of a POST always names a model */
     bool impossible; /* files, and things handled by id: bodies without a model, perhaps huge */
@@ -251,8 +252,10 @@ static void heed_word(enum word word, enum word before, bool first, struct slice
             model_in_next_word(rest, f);
         break;
     case WORD_DEPLOYMENTS:
-        if (!f->names_model)
+        if (!f->names_model) {
             model_in_next_word(rest, f);
+            f->deployment = f->names_model;
+        }
         break;
     case WORD_V1BETA:
         f->gemini = true;
@@ -344,6 +347,11 @@ static void find_model(const struct config *c, const struct http_head *h, const 
         r->model_error = BODYSCAN_E_MODEL_INVALID;
     } else if (facts->names_model) {
         model_is(r, facts->model, true);
+        if (facts->deployment && memchr(r->model.bytes_, '/', model_name_slice(&r->model).n) != NULL) {
+            /* an escaped slash: a server that decodes first reads another, shorter name */
+            r->model_from = ROUTE_MODEL_BAD;
+            r->model_error = BODYSCAN_E_MODEL_INVALID;
+        }
     } else if (field != NULL) {
         model_is(r, http_value(h, field), false);
     } else if (h->body == HTTP_BODY_NONE || (h->body == HTTP_BODY_LENGTH && h->content_length == 0)) {
@@ -365,8 +373,8 @@ static struct slice caller_key(const struct http_head *h, struct route *r)
     const enum http_field_id ids[] = {r->api == CONFIG_API_ANTHROPIC ? HTTP_FIELD_X_API_KEY
                                       : r->api == CONFIG_API_GEMINI  ? HTTP_FIELD_X_GOOG_API_KEY
                                                                      : HTTP_FIELD_AUTHORIZATION,
-                                      HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_X_API_KEY, HTTP_FIELD_API_KEY,
-                                      HTTP_FIELD_X_GOOG_API_KEY};
+                                      HTTP_FIELD_AUTHORIZATION, HTTP_FIELD_API_KEY, HTTP_FIELD_X_API_KEY,
+                                      HTTP_FIELD_X_GOOG_API_KEY}; /* Azure's before those it ignores */
 
     for (size_t i = 0; i < ARRAY_LEN(ids); i++) {
         const struct http_field *f = http_find(h, ids[i]);
@@ -379,6 +387,8 @@ static struct slice caller_key(const struct http_head *h, struct route *r)
         if (v.n > 7 && slice_ieq((struct slice){v.p, 6}, SLICE("Bearer")) &&
             (v.p[6] == ' ' || v.p[6] == '\t'))
             v = slice_trim((struct slice){v.p + 7, v.n - 7});
+        if (v.n == 0) /* no key at all: the next field may hold it */
+            continue;
         return v;
     }
     return (struct slice){NULL, 0};

@@ -443,12 +443,12 @@ void worker_join(struct worker *w)
     pthread_join(w->thread, NULL);
     service_unref(w->service);
     admit_free(w->admit);
+    loop_free(w->loop); /* its last callbacks may still look at an entry */
     for (size_t i = 0; i < w->n_entries; i++) {
         mem_free(w->entries[i]->address);
         mem_free(w->entries[i]);
     }
     mem_free(w->entries);
-    loop_free(w->loop);
     mem_free(w);
 }
 

@@ -1019,6 +1019,16 @@ cell('drain', 'true end, from wait, after a probe', { on: 2, expect: ['client_go
     c.upstream.send('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}');
 });
 
+// Before the upstream has begun to answer, first_byte_timeout rules, whether or not the client is still there.
+cell('drain', 'true end, from wait, later than idle_timeout', { expect: ['client_gone', 'client', 'drain', 0], up: 'open' }, async (c) => {
+    await toWait(c, 'drain-quick');
+    c.client.finish();
+    await c.client.ended();
+    await sleep(2 * parseInt(short, 10));
+    await redis.holds(1);
+    c.upstream.send('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}');
+});
+
 cell('drain', 'upstream silence after the terminator, from wait', { expect: ['done_unclosed', 'upstream', 'drain', 0] }, async (c) => {
     await toWait(c, 'drain-grace', { stream: true });
     c.client.finish();

@@ -389,3 +389,16 @@ rowsOn(() => drain)('H128', 'on_client_gone = drain: the lease is held until the
     next.exchange.reply();
     await next.wire.response();
 });
+
+rowsOn(() => drain)('H128', 'on_client_gone = drain: a tunnel that comes when nobody is there any more is none', async () => {
+    const { wire, exchange } = await drain.send(get('/v1/realtime?model=m1', 'Connection: Upgrade', 'Upgrade: websocket', 'Sec-WebSocket-Version: 13', 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=='));
+    wire.reset();
+    await drain.turn();
+    await drain.held(1);
+    exchange.write('HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n');
+    exchange.wire.end();
+    await drain.released();
+    const next = await drain.send(chat());
+    next.exchange.reply();
+    assert.equal((await next.wire.response()).status, 200);
+});

@@ -698,7 +698,7 @@ export function rowsOn(stage) {
 }
 
 // What a sanitizer keeps for itself: freed blocks, shadows.
-const memorySlack = build.includes('san-thread') ? 12 : build.includes('san-') ? 4 : 1;
+const memorySlack = build.includes('san-') ? 16 : 1;
 
 export function assertGrowth(pid, before, limit) {
     const grown = rssBytes(pid) - before;

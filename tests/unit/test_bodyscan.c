@@ -236,7 +236,8 @@ static void test_H069_charset(void **state)
         "application/problem+json; charset=utf-8; charset=utf-16",
         /* by which a lenient server may read JSON all the same */
         "text/plain; charset=utf-7", "application/json, x; charset=utf-7",
-        "application/json; =; charset=utf-7", "application/json; charset =utf-7", ";charset=utf-7"};
+        "application/json; =; charset=utf-7", "application/json; charset =utf-7", ";charset=utf-7",
+        "application/json; charset= utf-16", "application/json; charset=\"utf-16"};
     enum bodyscan_error why;
 
     (void)state;

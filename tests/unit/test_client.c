@@ -1039,6 +1039,29 @@ static void trigger_without_memory(void *owner, char *bytes, size_t n)
 static const struct stream_ops starving_ops = {trigger_nothing, trigger_without_memory, trigger_end,
                                                trigger_nothing, trigger_error};
 
+/* The owner has paused the tunnel, its client sends a rest and leaves: the end waits until the rest has been read. */
+static void test_tunnel_end_waits_for_a_paused_rest(void **state)
+{
+    struct rig *r = rig_new();
+    struct exchange *x;
+
+    (void)state;
+    dial(r);
+    send_text(r, GET("/ws"));
+    x = expect_exchange(r, 0, "GET /ws");
+    client_tunnel(x->c);
+    client_pause(x->c);
+    send_text(r, "the rest");
+    assert_int_equal(shutdown(r->fd, SHUT_WR), 0);
+    io_run_for(r->base.loop, 250); /* longer than the watch takes to see it */
+    assert_int_equal(x->fins, 0);
+    x->fin_wants_raw = 8;
+    client_resume(x->c);
+    assert_true(io_run(r->base.loop, has_fin, x, 5000));
+    assert_bytes(&x->raw, "the rest");
+    rig_free(r);
+}
+
 static bool is_lost(void *arg)
 {
     const struct exchange *x = arg;
@@ -1127,6 +1150,7 @@ int main(void)
         cmocka_unit_test(test_an_end_that_came_with_the_head_is_told),
         cmocka_unit_test(test_tunnel_bytes_keep_their_order),
         cmocka_unit_test(test_tunnel_end_comes_behind_the_bytes),
+        cmocka_unit_test(test_tunnel_end_waits_for_a_paused_rest),
         cmocka_unit_test(test_tunnel_without_memory),
         cmocka_unit_test(test_without_memory),
     };

@@ -394,6 +394,9 @@ static void test_limits(void **state)
     expect_more("limit \"a\" { concurrency = 1 per = model override \"x\" { concurrency = 2 }\n"
                 " override \"x\" { concurrency = 2 } }\n",
                 ":6: limit \"a\": override \"x\": is there twice; first in line 5\n");
+    expect_more("limit \"a\" { concurrency = 1 per = model override \"X\" { concurrency = 2 }\n"
+                " override \"x\" { concurrency = 2 } }\n", /* models heed no case */
+                ":6: limit \"a\": override \"x\": is there twice; first in line 5\n");
     expect_more("limit \"a\" { concurrency = 1 model = {} }\n",
                 ":5: limit \"a\": `model` is an empty list; leave it out\n");
     expect_more("limit \"a\" { concurrency = 1 model = {\"\"} }\n",

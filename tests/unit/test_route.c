@@ -293,6 +293,7 @@ static const struct model_row models[] = {
     BAD(POST("/v1beta/models/g%2f:generateContent"), MODEL_INVALID),
     BAD(POST("/v1beta/models/%2Fg:generateContent"), MODEL_INVALID),
     BAD(POST("/openai/deployments/g;x/chat/completions"), MODEL_INVALID),
+    BAD(POST("/openai/deployments/g%2fchat/completions"), MODEL_INVALID),
     /* WebSocket: the query */
     KNOWN(WS("/v1/realtime?model=gpt-4o-realtime"), "gpt-4o-realtime"),
     KNOWN(WS("/v1/realtime?a=b&model=gpt%2D4o&c"), "gpt-4o"),
@@ -477,7 +478,9 @@ static void test_the_key_that_the_api_reads_comes_first(void **state)
     static const char *const heads[] = {
         "POST /v1/messages HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer noise\r\nx-api-key: real\r\n\r\n",
         "POST /v1beta/models/m:x HTTP/1.1\r\nHost: h\r\nx-api-key: noise\r\nx-goog-api-key: real\r\n\r\n",
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-api-key: noise\r\nAuthorization: real\r\n\r\n"};
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nx-api-key: noise\r\nAuthorization: real\r\n\r\n",
+        "POST /openai/deployments/m/x HTTP/1.1\r\nHost: h\r\nx-api-key: noise\r\napi-key: real\r\n\r\n",
+        "POST /openai/deployments/m/x HTTP/1.1\r\nHost: h\r\nAuthorization: \r\napi-key: real\r\n\r\n"};
     struct config *c = load(ALL "tenant { from = \"key\" }\n");
     char hash[64] = "key-";
 
