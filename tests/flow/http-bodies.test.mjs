@@ -289,7 +289,7 @@ row('H080', 'a background response ends its lease with the exchange; reading it 
 
 row('H081', 'Azure: the path names the model, the body does not', async () => {
     await takes(request('/openai/deployments/dep-1/chat/completions?api-version=2024-10-21', '{"model":"other"}'), 'dep-1');
-    await takes(request('/openai/deployments/my%20dep%2Fx/embeddings?api-version=1', '{"model":"other"}'), 'my dep/x');
+    await takes(request('/openai/deployments/my%20dep%2Dx/embeddings?api-version=1', '{"model":"other"}'), 'my dep-x');
     await takes(request('/openai/v1/responses', '{"model":"m1"}'), 'm1');
 });
 
