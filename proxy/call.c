@@ -95,11 +95,11 @@ static void call_route(struct call *c)
 
     c->to = r->route.upstream;
     if (c->service->draining) {
-        call_refuse_plainly(c, OUTCOME_DRAINING, "");
+        call_end(c, OUTCOME_DRAINING, "");
     } else if (c->to == NULL || is_meant_for_us(h)) {
-        call_refuse_plainly(c, OUTCOME_NO_ROUTE, "");
+        call_end(c, OUTCOME_NO_ROUTE, "");
     } else if (r->route.ambiguous) {
-        call_refuse_plainly(c, OUTCOME_BAD_REQUEST, "the tenant's or the model's header is given twice");
+        call_end(c, OUTCOME_BAD_REQUEST, "the tenant's or the model's header is given twice");
     } else if (h->body == HTTP_BODY_LENGTH && h->content_length > conf->body_max_bytes) {
         call_refuse_size(c, "the request body is larger than body_max");
     } else if (r->route.model_from == ROUTE_MODEL_BAD) {
@@ -153,7 +153,7 @@ void call_admit(struct call *c)
     int n = route_scopes(c->service->config, &c->request->route, scopes);
 
     if (n < 0 || !note_set_model(c->note, model_name_slice(&c->request->route.model))) {
-        call_refuse_plainly(c, n < 0 ? OUTCOME_TOO_MANY_LIMITS : OUTCOME_NO_MEMORY, "");
+        call_end(c, n < 0 ? OUTCOME_TOO_MANY_LIMITS : OUTCOME_NO_MEMORY, "");
         return;
     }
     call_set_phase(c, OUTCOME_PHASE_ADMIT);

@@ -64,7 +64,7 @@ void call_scan(struct call *c)
     if (http_count(r->head, HTTP_FIELD_CONTENT_TYPE) > 1 ||
         http_count(r->head, HTTP_FIELD_CONTENT_ENCODING) > 1) {
         /* servers differ in which line counts, and so in which model they would see */
-        call_refuse_plainly(c, OUTCOME_BAD_REQUEST, "Content-Type or Content-Encoding is given twice");
+        call_end(c, OUTCOME_BAD_REQUEST, "Content-Type or Content-Encoding is given twice");
         return;
     }
     r->scan = bodyscan_new(type, coding, conf->body_scan_max_bytes, &why);
@@ -76,7 +76,7 @@ void call_scan(struct call *c)
     if (c->ended)
         return;
     if (c->body_done) /* no body at all */
-        call_refuse_plainly(c, OUTCOME_MODEL_MISSING, "");
+        call_end(c, OUTCOME_MODEL_MISSING, "");
     else
         client_continue(c->client);
 }
@@ -93,13 +93,13 @@ static bool hold(struct call *c, const char *bytes, size_t n)
             return false;
         }
         if (!service_body_take(c->service, n)) {
-            call_refuse_plainly(c, OUTCOME_BODY_MEMORY, "body_memory is spent");
+            call_end(c, OUTCOME_BODY_MEMORY, "body_memory is spent");
             return false;
         }
         r->charged += n;
     }
     if (!queue_put(&r->held, bytes, n)) {
-        call_refuse_plainly(c, OUTCOME_NO_MEMORY, "");
+        call_end(c, OUTCOME_NO_MEMORY, "");
         return false;
     }
     if (c->phase != OUTCOME_PHASE_SCAN && r->held.bytes >= CALL_HELD_HIGH_BYTES && !c->client_paused) {
@@ -119,7 +119,7 @@ static bool heed_scan(struct call *c, enum bodyscan_verdict v, bool at_end)
         return false;
     }
     if (v == BODYSCAN_NONE && r->route.model_from == ROUTE_MODEL_REQUIRED) {
-        call_refuse_plainly(c, OUTCOME_MODEL_MISSING, "");
+        call_end(c, OUTCOME_MODEL_MISSING, "");
         return false;
     }
     if (c->phase != OUTCOME_PHASE_SCAN || (v == BODYSCAN_MORE && !at_end))
@@ -174,7 +174,7 @@ static void later(struct call *c)
 
     client_pause(c->client);
     if (!deadline_set(call_loop(c), &r->portion, loop_now_ms(call_loop(c))))
-        call_refuse_plainly(c, OUTCOME_NO_MEMORY, "");
+        call_end(c, OUTCOME_NO_MEMORY, "");
 }
 
 void call_on_portion(struct deadline *d)
@@ -216,7 +216,7 @@ void call_on_body(void *owner, char *bytes, size_t n)
     if (used == n || c->request == NULL)
         return;
     if (!queue_put(&r->behind, bytes + used, n - used))
-        call_refuse_plainly(c, OUTCOME_NO_MEMORY, "");
+        call_end(c, OUTCOME_NO_MEMORY, "");
     else
         later(c);
 }

@@ -22,11 +22,16 @@ struct slice call_make_request_id(struct service *s, char out[64])
     return (struct slice){out, n};
 }
 
-void call_refuse_plainly(struct call *c, enum outcome o, const char *detail)
+/* Writes one answer of our own. False: no memory, or the client is failing. */
+static bool write_reply(struct client *client, const struct reply *r)
 {
-    struct reply r = {0};
+    struct buf out = {0};
+    bool ok = reply_put(&out, r);
+    struct iovec iov = {out.p, out.n};
 
-    call_refuse(c, o, &r, detail);
+    ok = ok && client_write(client, &iov, 1);
+    buf_free(&out);
+    return ok;
 }
 
 /* --- the end --------------------------------------------------------------------------------------------------------- */
@@ -36,9 +41,6 @@ static enum client_finish answer(struct call *c, enum outcome o, const struct re
 {
     const struct outcome_info *info = outcome_info(o);
     struct reply r = {0};
-    struct buf out = {0};
-    struct iovec iov;
-    bool written;
 
     if (given != NULL)
         r = *given;
@@ -59,11 +61,9 @@ static enum client_finish answer(struct call *c, enum outcome o, const struct re
     r.keep_alive = c->explicit_keep_alive;
     r.head_request = c->head_request;
     c->status = (uint16_t)r.status;
-    written = reply_put(&out, &r);
-    iov = (struct iovec){out.p, out.n};
-    written = written && client_write(c->client, &iov, 1);
-    buf_free(&out);
-    return !written ? CLIENT_DROP : r.close ? CLIENT_CLOSE : CLIENT_KEEP;
+    if (!write_reply(c->client, &r))
+        return CLIENT_DROP;
+    return r.close ? CLIENT_CLOSE : CLIENT_KEEP;
 }
 
 /* The response was cut after its head had gone out. An SDK is told by the one event that it raises; nothing else can be. */
@@ -201,9 +201,6 @@ static void answer_bad_head(struct client *client, struct service *s, enum outco
 {
     char id[64];
     struct reply r = *given;
-    struct buf out = {0};
-    struct iovec iov;
-    bool written;
     struct note_end e = {
         .outcome = o, .phase = OUTCOME_PHASE_HEAD, .status = r.status, .detail = "", .upstream = ""};
 
@@ -212,11 +209,7 @@ static void answer_bad_head(struct client *client, struct service *s, enum outco
     note_text(e.reason, sizeof(e.reason), r.reason);
     note_text(e.client, sizeof(e.client), client_address(client));
     e.began_us = e.ended_us = loop_now_us();
-    written = reply_put(&out, &r);
-    iov = (struct iovec){out.p, out.n};
-    written = written && client_write(client, &iov, 1);
-    buf_free(&out);
-    client_finish(client, written ? CLIENT_CLOSE : CLIENT_DROP);
+    client_finish(client, write_reply(client, &r) ? CLIENT_CLOSE : CLIENT_DROP);
     metrics_call_ended(o, OUTCOME_PHASE_HEAD, r.status);
     if (s->config->log.calls)
         note_log(NULL, &e);

@@ -118,7 +118,6 @@ void call_free_request(struct call *c);
 void call_end(struct call *c, enum outcome o, const char *detail);
 /* The same; `given`: the answer's own words where the outcome's do not say enough (fields left 0 are the outcome's). */
 void call_refuse(struct call *c, enum outcome o, const struct reply *given, const char *detail);
-void call_refuse_plainly(struct call *c, enum outcome o, const char *detail);
 /* An id of our own: the instance and a number that is unique in it. */
 struct slice call_make_request_id(struct service *s, char out[64]);
 void call_on_bad_head(void *arg, struct client *client, enum parse_error e);
